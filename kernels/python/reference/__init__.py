@@ -1,0 +1,1 @@
+"""Plain torch; always there, and the oracle for every other kernel."""

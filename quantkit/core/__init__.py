@@ -1,0 +1,1 @@
+"""The nouns: what travels between calibration, files and the runtime."""

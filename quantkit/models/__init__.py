@@ -1,0 +1,1 @@
+"""The one decoder, as pure functions over named weights."""
