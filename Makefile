@@ -26,6 +26,7 @@ help: ## List the targets
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) CONSUMERS_VENV=$(CONSUMERS_VENV) TORCH_SPEC='$(TORCH_SPEC)'"
 
 setup: $(STAMP) ## Build the virtual environment and install quantkit into it
+	@echo "setup: $(VENV) is ready"
 
 demo: $(STAMP) ## Quantize, evaluate and serve a real model from nothing
 	@$(BIN)/python scripts/demo.py
