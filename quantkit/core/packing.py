@@ -36,7 +36,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         raise ValueError(f"a code lies outside 0..{(1 << bits) - 1}")
     length = codes.shape[-1]
     if 8 % bits == 0:
-        return _pack_bytes(codes.to(torch.uint8), bits)
+        return _pack_bytes(codes.to(torch.uint8).contiguous(), bits)
     period, words = _period(bits)
     padded = -(-length // period) * period
     wide = torch.nn.functional.pad(codes.to(torch.int64), (0, padded - length))
