@@ -35,7 +35,7 @@ check: $(STAMP) ## Static checks: style, types, layers, file sizes
 	@echo "check: ruff"; $(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@echo "check: mypy"; $(BIN)/mypy
-	@echo "check: layers"; $(BIN)/lint-imports
+	@echo "check: layers"; $(BIN)/lint-imports --no-logo
 	@echo "check: file sizes"; $(BIN)/python scripts/size.py --check
 
 test: $(STAMP) ## All tests but the slow ones and those of the consumers
