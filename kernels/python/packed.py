@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from quantkit.core.packing import pack, unpack

@@ -12,6 +12,16 @@ from jinja2.ext import loopcontrols
 from quantkit.errors import DataError, ModelError
 
 MAX_RENDERED_CHARS = 4_000_000
+# What an expression of a template can raise.
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,  # RecursionError among them
+)
 
 
 class ChatTemplate:
@@ -75,13 +85,15 @@ class ChatTemplate:
                 parts.append(part)
                 length += len(part)
                 if length > MAX_RENDERED_CHARS:
-                    raise DataError(f"the chat template wrote more than {MAX_RENDERED_CHARS} characters")
+                    raise DataError(
+                        f"the chat template wrote more than {MAX_RENDERED_CHARS} characters"
+                    )
         except _Refused as refused:
             raise DataError(f"the chat template refused the messages: {refused}") from None
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
-            raise DataError(f"the chat template failed on the messages: {error}") from None
         except (OverflowError, MemoryError):
             raise DataError("the chat template ran out of bounds") from None
+        except _FAILURES as error:
+            raise DataError(f"the chat template failed on the messages: {error}") from None
         return "".join(parts)
 
 

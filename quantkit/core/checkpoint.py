@@ -23,7 +23,7 @@ class TensorInfo:
         shape: logical shape, [N, K] for a linear, whatever the packing.
         stored: how it is stored, for people: ``BF16``, ``Q4_K``, ``gptq int4``.
         dtype: float type of an unquantized tensor; for a quantized one, the type it decodes to.
-        scheme: value grid of a quantized tensor that ``load`` returns as QuantizedTensor, else None.
+        scheme: value grid of a tensor that ``load`` returns as QuantizedTensor, else None.
         nbytes: bytes that it takes in the file, scales included.
     """
 
@@ -79,6 +79,11 @@ class Checkpoint:
         if isinstance(value, QuantizedTensor):
             return value.decode(dtype or torch.float32)
         return value if dtype is None else value.to(dtype)
+
+    def load_rows(self, name: str, index: Tensor) -> Tensor:
+        """Rows of a matrix as floats, [T] -> [T, K]; only those rows are decoded."""
+        value = self.load(name)
+        return value.rows(index).decode() if isinstance(value, QuantizedTensor) else value[index]
 
     def block(self, layer: int) -> Iterator[str]:
         """Full names of the tensors of block ``layer``."""

@@ -172,7 +172,8 @@ def _read_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
             read(scaling, "original_max_position_embeddings", int, max_positions),
         )
     raise ModelError(
-        f"config.json: rope type {kind!r} is not supported", hint="supported: default, linear, llama3"
+        f"config.json: rope type {kind!r} is not supported",
+        hint="supported: default, linear, llama3",
     )
 
 

@@ -1,7 +1,7 @@
 """Codes as one least-significant-bit-first stream of 32-bit words, and back.
 
-The same stream serves GPTQ's qweight (along K) and qzeros (along N) and compressed-tensors. Code i of
-b bits occupies stream bits i*b to i*b+b-1, so codes of 3, 5 or 6 bits straddle words.
+The same stream serves GPTQ's qweight (along K) and qzeros (along N) and compressed-tensors. Code i
+of b bits occupies stream bits i*b to i*b+b-1, so codes of 3, 5 or 6 bits straddle words.
 """
 
 import math

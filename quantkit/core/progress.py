@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """One task at a time: ``start``, then ``advance`` until ``total`` units are done, then ``done``.
+    """One task at a time: ``start``, ``advance`` until ``total`` units are done, then ``done``.
 
     A task that fails is simply not continued; the next ``start`` begins afresh.
     """

@@ -6,7 +6,6 @@ from typing import Generic, TypeVar
 
 from quantkit.errors import QuantkitError, UsageError
 
-
 T = TypeVar("T")
 
 

@@ -1,7 +1,7 @@
 """Scheme: what the numbers of one quantized tensor may be.
 
-A scheme says nothing about the method that chose the numbers, the file that holds them or the kernel
-that multiplies them. It prints and parses: ``w4a16-g64``, ``w4a16-g128-asym``, ``w8a8``, ``q4_1``.
+A scheme says nothing about the method that chose the numbers, the file that holds them or the
+kernel that multiplies them. It prints and parses: ``w4a16-g64``, ``w4a16-g128-asym``, ``w8a8``.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Tokenizer of a checkpoint: ids, special tokens and chat template from its companion files.
 
-It reads tokenizer.json itself, since transformers' AutoTokenizer may replace parts of it by what the
-model type suggests.
+It reads tokenizer.json itself, since transformers' AutoTokenizer may replace parts of it by what
+the model type suggests.
 """
 
 import json
@@ -15,18 +15,31 @@ from quantkit.core.chat import ChatTemplate
 from quantkit.core.config import id_list
 from quantkit.errors import DataError, ModelError
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 class HasCompanions(Protocol):
     """What a tokenizer is read from: a Checkpoint."""
 
     @property
-    def path(self) -> Any: ...
+    def path(self) -> Any:
+        """Where it lies, for messages."""
+
     @property
-    def config(self) -> Mapping[str, Any]: ...
+    def config(self) -> Mapping[str, Any]:
+        """config.json."""
+
     @property
-    def companion_reader(self) -> Any: ...
+    def companion_reader(self) -> Any:
+        """Returns file name -> bytes."""
 
 
 class Tokenizer:
@@ -87,7 +100,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text; ``special`` adds what the tokenizer's own rules add (a start token)."""
+        """Token ids of a text; ``special`` adds what the tokenizer itself adds (a start token)."""
         return list(self.backend.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
@@ -103,6 +116,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether the model brings a chat template."""
         return self._template_source is not None
+
+    @property
+    def template_source(self) -> str | None:
+        """Jinja text of the chat template, not compiled; None when the model has none."""
+        return self._template_source
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

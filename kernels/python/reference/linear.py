@@ -31,7 +31,7 @@ def run(x: Tensor, weight: PackedWeight) -> Tensor:
 
 
 def round_activations(x: Tensor, act: ActScheme) -> Tensor:
-    """Activations [T, K] rounded as the scheme says, back in float: scale = absmax / 127 for 8 bits."""
+    """Activations [T, K] rounded to the scheme's grid, as floats; 8 bits: scale = absmax / 127."""
     top = (1 << (act.bits - 1)) - 1
     absmax = x.abs().amax(-1, keepdim=True) if act.per == "token" else x.abs().max()
     scale = (absmax / top).clamp_min(torch.finfo(x.dtype).tiny)
