@@ -112,7 +112,7 @@ class Walk:
         single = bool((docs == docs[:, :1]).all())
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (x.unflatten(0, shape) for x in (q, k, v))
+            q, k, v = (x.reshape(*shape, *x.shape[1:]) for x in (q, k, v))
             scale, window = self.config.attention_scale, self.config.windows[layer]
             return attend_windows(q, k, v, scale, window, None if single else docs).flatten(0, 1)
 

@@ -144,8 +144,6 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe, output: Path | None) -> Qu
                 scheme = None if text == KEEP else _grouped(text, checkpoint, [info.shape])
                 reason = f"rule {shown}"
                 break
-        if scheme is None and isinstance(parts.get("linear"), torch.dtype):
-            dtype = parts["linear"]
         if scheme is None and name == "gguf" and len(info.shape) == 1:
             dtype = torch.float32
         planned = PlannedTensor(info_name, info.shape, scheme, dtype)

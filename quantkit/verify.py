@@ -53,7 +53,7 @@ def digest(value: Tensor | QuantizedTensor) -> str:
     state = hashlib.blake2b(digest_size=16)
     for name, tensor in parts.items():
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        state.update(memoryview(tensor.cpu().flatten().contiguous().view(torch.uint8).numpy()))
+        state.update(tensor.cpu().flatten().contiguous().view(torch.uint8).numpy().data)
     return state.hexdigest()
 
 

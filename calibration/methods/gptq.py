@@ -66,6 +66,7 @@ class Factor:
         unit: U, unit upper triangular [K, K].
         pivots: D [K].
         damp: fraction of the mean diagonal that was added.
+        added: the same as a number.
         precision: ``float32`` or ``float64``.
     """
 
@@ -73,6 +74,7 @@ class Factor:
     unit: Tensor
     pivots: Tensor
     damp: float
+    added: float
     precision: str
 
 
@@ -143,7 +145,10 @@ def factorize(gram: Tensor, order: Tensor, damp: float) -> Factor | None:
             del lower
             roots = upper.diagonal().clone()
             unit = upper.div_(roots).to(gram.dtype)
-            return Factor(order, unit, roots.square().to(gram.dtype), damp * boost, str(dtype)[6:])
+            pivots = roots.square().to(gram.dtype)
+            precision = str(dtype).removeprefix("torch.")
+            added = damp * boost * mean
+            return Factor(order, unit, pivots, damp * boost, added, precision)
     return None
 
 
@@ -157,11 +162,20 @@ def compensate(
     errors = torch.zeros_like(ordered)
     codes = torch.empty_like(ordered)
     heavy = grouped(importance[None].to(weight.dtype), group)[0]
-    params = fit(grouped(weight, group), scheme, heavy, options.scale_search)  # [N, G]
     by_group = options.order == "groups" and scheme.group != WHOLE_ROW
+    # By group, these parameters are replaced when the group starts, so they need no search.
+    search = "none" if by_group else options.scale_search
+    params = fit(grouped(weight, group), scheme, heavy, search)  # [N, G]
 
     def corrected(start: int, stop: int) -> Tensor:
         return torch.addmm(ordered[start:stop], factor.unit[:start, start:stop].T, errors[:start])
+
+    def expected(start: int, stop: int) -> Tensor:
+        """The values that these columns will be rounded from, rounding inside them aside."""
+        shift = corrected(start, stop) - ordered[start:stop]
+        inside = factor.unit[start:stop, start:stop].T
+        shift = torch.linalg.solve_triangular(inside, shift, upper=False, unitriangular=True)
+        return ordered[start:stop] + shift
 
     owner = (factor.order // group).tolist()
     step = group if by_group else columns
@@ -170,7 +184,7 @@ def compensate(
             where = factor.order[first : first + group]
             natural = torch.argsort(where)
             fresh = fit(
-                corrected(first, first + group)[natural].T,
+                expected(first, first + group)[natural].T,
                 scheme,
                 importance[where[natural]].to(weight.dtype),
                 options.scale_search,
@@ -221,8 +235,9 @@ def _replace(params: GroupParams, group: int, fresh: GroupParams) -> None:
 
 
 def weighted_square(values: Tensor, factor: Factor) -> Tensor:
-    """tr(V G V^T) of values [N, K] under the factored matrix."""
-    return (values[:, factor.order] @ factor.unit).square_().mul_(factor.pivots).sum()
+    """tr(V G V^T) of values [N, K], without the damping."""
+    damped = (values[:, factor.order] @ factor.unit).square_().mul_(factor.pivots).sum()
+    return damped - factor.added * values.square().sum()
 
 
 def _diagonal_error(weight: Tensor, tensor: QuantizedTensor, importance: Tensor) -> float:

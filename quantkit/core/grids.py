@@ -18,8 +18,8 @@ ScaleSearch = Literal["none", "mse", "weighted"]
 
 # Scale candidates as fractions of the one that just covers the group; each is then refined in
 # closed form. Fewer bits gain from deeper clipping.
-_RATIOS = {2: (0.4, 1.05), 3: (0.5, 1.05)}
-_NUM_CANDIDATES = 16
+_RATIOS = {2: (0.4, 1.05), 3: (0.45, 1.05), 4: (0.5, 1.05)}
+_NUM_CANDIDATES = 14
 _REFINEMENTS = 3
 _CHUNK_ELEMENTS = 1 << 16
 _ROWS_ELEMENTS = 1 << 24
@@ -90,19 +90,47 @@ def fit(
 
 
 def _search(weight: Tensor, importance: Tensor, scheme: Scheme) -> GroupParams:
-    """Best of the covering parameters and every refined candidate, [n] of weights [n, g]."""
-    best = _cover(weight, scheme, 1.0)
-    best_error = _error(weight, importance, scheme, best)
+    """Best parameters found for weights [n, g], never worse than those that cover the range."""
     low, high = _RATIOS.get(scheme.bits, (0.7, 1.05))
     signs = (1.0, -1.0) if scheme.offset == "none" else (1.0,)
+    start, start_gain = _cover(weight, scheme, 1.0), torch.full_like(weight[:, 0], -1.0)
     for sign in signs:
         for ratio in torch.linspace(low, high, _NUM_CANDIDATES).tolist():
-            params = _refine(weight, importance, scheme, _cover(weight, scheme, sign * ratio))
-            best, best_error = _keep_better(weight, importance, scheme, params, best, best_error)
+            params = _cover(weight, scheme, sign * ratio)
+            gain = _gain(weight, importance, scheme, encode(weight, scheme, params), params)
+            better = gain > start_gain  # False for NaN, which an overflowing candidate gives
+            start = _choose(better, params, start)
+            start_gain = torch.where(better, gain, start_gain)
+    best = _cover(weight, scheme, 1.0)
+    best_error = _error(weight, importance, scheme, best)
     for _ in range(_REFINEMENTS):
-        params = _refine(weight, importance, scheme, best)
-        best, best_error = _keep_better(weight, importance, scheme, params, best, best_error)
+        start = _refine(weight, importance, scheme, start)
+        best, best_error = _keep_better(weight, importance, scheme, start, best, best_error)
     return best
+
+
+def _gain(
+    weight: Tensor, importance: Tensor, scheme: Scheme, code: Tensor, params: GroupParams
+) -> Tensor:
+    """Weighted square that the best scale for these codes explains; the larger, the better."""
+    if scheme.offset == "minimum":
+        total = importance.sum(-1)
+        mean_w = (importance * weight).sum(-1) / total
+        centered = code - ((importance * code).sum(-1) / total)[..., None]
+        heavy = importance * centered
+        top, bottom = (heavy * weight).sum(-1), (heavy * centered).sum(-1)
+        return torch.where(bottom > 0, top.square() / bottom, 0.0) + total * mean_w.square()
+    level = code - (scheme.center if params.offset is None else params.offset[..., None])
+    heavy = importance * level
+    top, bottom = (heavy * weight).sum(-1), (heavy * level).sum(-1)
+    return torch.where(bottom > 0, top.square() / bottom, 0.0)
+
+
+def _choose(better: Tensor, new: GroupParams, old: GroupParams) -> GroupParams:
+    offset = old.offset
+    if offset is not None and new.offset is not None:
+        offset = torch.where(better, new.offset, offset)
+    return GroupParams(torch.where(better, new.scale, old.scale), offset)
 
 
 def _keep_better(
@@ -114,12 +142,8 @@ def _keep_better(
     best_error: Tensor,
 ) -> tuple[GroupParams, Tensor]:
     error = _error(weight, importance, scheme, params)
-    better = error < best_error  # False for NaN, which an overflowing candidate gives
-    offset = best.offset
-    if offset is not None and params.offset is not None:
-        offset = torch.where(better, params.offset, offset)
-    scale = torch.where(better, params.scale, best.scale)
-    return GroupParams(scale, offset), torch.where(better, error, best_error)
+    better = error < best_error
+    return _choose(better, params, best), torch.where(better, error, best_error)
 
 
 def _error(weight: Tensor, importance: Tensor, scheme: Scheme, params: GroupParams) -> Tensor:
@@ -180,7 +204,8 @@ def _stored(values: Tensor, scheme: Scheme) -> Tensor:
 
 def grouped(weight: Tensor, group: int) -> Tensor:
     """[N, K] -> [N, G, g] as a view; the group must divide K or be the whole row."""
-    return weight.unflatten(-1, (-1, weight.shape[-1] if group == WHOLE_ROW else group))
+    size = weight.shape[-1] if group == WHOLE_ROW else group
+    return weight.reshape(*weight.shape[:-1], -1, size)
 
 
 def assemble(scheme: Scheme, codes: Tensor, params: GroupParams) -> QuantizedTensor:

@@ -40,7 +40,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     period, words = _period(bits)
     padded = -(-length // period) * period
     wide = torch.nn.functional.pad(codes.to(torch.int64), (0, padded - length))
-    wide = wide.unflatten(-1, (-1, period))
+    wide = wide.reshape(*wide.shape[:-1], -1, period)
     out = wide.new_zeros((*wide.shape[:-1], words))
     for i in range(period):
         word, shift = divmod(i * bits, WORD_BITS)
@@ -75,7 +75,7 @@ def unpack(words: Tensor, bits: int, length: int) -> Tensor:
     period, per = _period(bits)
     groups = -(-words.shape[-1] // per)
     wide = torch.nn.functional.pad(words.to(torch.int64), (0, groups * per - words.shape[-1]))
-    wide = (wide & 0xFFFFFFFF).unflatten(-1, (groups, per))
+    wide = (wide & 0xFFFFFFFF).reshape(*wide.shape[:-1], groups, per)
     mask = (1 << bits) - 1
     out = torch.empty((*wide.shape[:-1], period), dtype=torch.uint8, device=words.device)
     for i in range(period):
@@ -91,11 +91,12 @@ def _pack_bytes(codes: Tensor, bits: int) -> Tensor:
     """Codes that never straddle bytes: the stream is the little-endian bytes of the words."""
     per_word = WORD_BITS // bits
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % per_word))
-    parts = padded.unflatten(-1, (-1, 8 // bits))
-    out = parts[..., 0].clone()
+    parts = padded.reshape(*padded.shape[:-1], -1, 8 // bits)
+    out: Tensor = parts[..., 0].clone()
     for i in range(1, 8 // bits):
         out |= parts[..., i] << (i * bits)
-    return out.view(torch.int32)
+    words: Tensor = out.view(torch.int32)
+    return words
 
 
 def _unpack_bytes(words: Tensor, bits: int) -> Tensor:

@@ -56,8 +56,8 @@ class Calibration(_Part):
     """What the model reads while it is quantized."""
 
     datasets: tuple[str, ...] = ("builtin",)
-    num_samples: int = Field(128, ge=1)
-    seq_len: int = Field(512, ge=2)
+    num_samples: int = Field(default=128, ge=1)
+    seq_len: int = Field(default=512, ge=2)
     seed: int = 0
 
 
@@ -67,7 +67,7 @@ class Output(_Part):
     format: str | None = None
     type: str | None = None
     keep_dtype: str | None = None
-    shard_bytes: int = Field(5_000_000_000, ge=1_000_000)
+    shard_bytes: int = Field(default=5_000_000_000, ge=1_000_000)
 
 
 class Recipe(_Part):

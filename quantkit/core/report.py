@@ -38,7 +38,7 @@ class Report:
 
     def document(self, error: BaseException | None = None) -> dict[str, Any]:
         """The envelope; strictly valid JSON, non-finite numbers become null."""
-        return clean(
+        document: dict[str, Any] = clean(
             {
                 "quantkit": __version__,
                 "command": self.command,
@@ -53,6 +53,7 @@ class Report:
                 "error": error_document(error) if error else None,
             }
         )
+        return document
 
 
 def error_document(error: BaseException) -> dict[str, Any]:

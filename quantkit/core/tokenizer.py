@@ -64,10 +64,9 @@ class Tokenizer:
         self.special = {key: text for key in _SPECIAL if (text := _token_text(settings.get(key)))}
         self._add_bos = settings.get("add_bos_token")
         self._template_source = template
-        ids = list(eos_ids)
-        if (eos := self.special.get("eos_token")) is not None:
-            ids.append(backend.token_to_id(eos))
-        self.eos_ids = tuple(dict.fromkeys(i for i in ids if i is not None))
+        eos = self.special.get("eos_token")
+        own = backend.token_to_id(eos) if eos is not None else None
+        self.eos_ids = tuple(dict.fromkeys([*eos_ids, *([] if own is None else [own])]))
 
     @classmethod
     def from_checkpoint(cls, checkpoint: HasCompanions) -> "Tokenizer":

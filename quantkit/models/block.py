@@ -68,12 +68,14 @@ def dense_linear(weights: Weights) -> Linear:
 def _queries_keys_values(
     config: ModelConfig, weights: Weights, h: Tensor, linear: Linear
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows = [n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    rows = [
+        n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    ]
     if config.arch.linear("qkv"):
         flat = linear(_name(config, "qkv"), h).split(rows, -1)
     else:
         flat = tuple(linear(_name(config, role), h) for role in ("q", "k", "v"))
-    q, k, v = (part.unflatten(-1, (-1, config.head_dim)) for part in flat)
+    q, k, v = (part.reshape(*part.shape[:-1], -1, config.head_dim) for part in flat)
     if config.arch.q_norm and config.arch.k_norm:
         q = rms_norm(q, weights[f"{config.arch.q_norm}.weight"], config.norm_eps)
         k = rms_norm(k, weights[f"{config.arch.k_norm}.weight"], config.norm_eps)

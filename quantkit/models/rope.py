@@ -52,6 +52,10 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     half = rotary.cos.shape[-1]
     compute = torch.promote_types(x.dtype, torch.float32)
     cos, sin = rotary.cos[:, None].to(compute), rotary.sin[:, None].to(compute)
-    left, right, rest = x[..., :half].to(compute), x[..., half : 2 * half].to(compute), x[..., 2 * half :]
+    left, right, rest = (
+        x[..., :half].to(compute),
+        x[..., half : 2 * half].to(compute),
+        x[..., 2 * half :],
+    )
     turned = torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(x.dtype)
     return torch.cat((turned, rest), -1) if rest.shape[-1] else turned

@@ -83,16 +83,16 @@ class Model:
         positions = torch.arange(length).repeat(count)
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (x.unflatten(0, (count, length)) for x in (q, k, v))
+            q, k, v = (x.reshape(count, length, *x.shape[1:]) for x in (q, k, v))
             window = self.config.windows[layer]
             return attend_windows(q, k, v, self.config.attention_scale, window).flatten(0, 1)
 
-        return self.forward(ids.flatten(), positions, attention).unflatten(0, (count, length))
+        return self.forward(ids.flatten(), positions, attention).reshape(count, length, -1)
 
     def window_logits(self, ids: Tensor) -> Tensor:
         """Logits [B, L, V] of independent windows of tokens [B, L]."""
         hidden = self.window_hidden(ids)
-        return self.logits(hidden.flatten(0, 1)).unflatten(0, ids.shape)
+        return self.logits(hidden.flatten(0, 1)).reshape(*ids.shape, -1)
 
 
 def load_model(
@@ -126,7 +126,9 @@ def load_model(
         )
 
     embedding = linear(arch.embed)
-    blocks = tuple(_load_block(checkpoint, layer, linear, where) for layer in range(config.num_layers))
+    blocks = tuple(
+        _load_block(checkpoint, layer, linear, where) for layer in range(config.num_layers)
+    )
     return Model(
         config,
         dtype,
