@@ -39,7 +39,7 @@ check: $(STAMP) ## Static checks: style, types, layers, file sizes
 	@echo "check: file sizes"; $(BIN)/python scripts/size.py --check
 
 test: $(STAMP) ## All tests but the slow ones and those of the consumers
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not consumers" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not consumers" $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## The tests that take minutes or gigabytes
 	$(BIN)/python -m pytest -q -m "slow and not consumers" $(PYTEST_ARGS)
