@@ -268,20 +268,22 @@ def _check_rules(all_rules: Sequence[str], used: set[str], checkpoint: Checkpoin
 
 def _check_shapes(format: Format, decisions: Sequence[Decision]) -> None:
     """Refuse what the container cannot hold, naming the tensors and remedies."""
-    refused: dict[str, list[Decision]] = defaultdict(list)
+    refused = []
     for d in decisions:
-        if d.tensor.scheme is not None and (why := format.admits(d.tensor.scheme, d.tensor.shape)):
-            refused[why].append(d)
+        if d.tensor.scheme is None:
+            continue
+        why = format.admits(d.tensor.scheme, d.tensor.shape)
+        if why is None and format.name != "gguf" and d.linear is None:
+            why = f"{format.name} files hold embeddings and the output head as floats only"
+        if why is not None:
+            refused.append((d.linear.name if d.linear else d.tensor.name, d.tensor.shape[-1], why))
     if not refused:
         return
-    why, members = max(refused.items(), key=lambda item: len(item[1]))
-    kinds = sorted(
-        {(d.linear.name if d.linear else d.tensor.name, d.tensor.shape[-1]) for d in members}
-    )
+    kinds = sorted({(name, width) for name, width, _ in refused})
     listed = ", ".join(f"{name} ({width} inputs)" for name, width in kinds)
     raise UsageError(
-        f"{format.name}: {why}, in {len(members)} tensors: {listed}",
-        hint=f"use another --group-size, or keep them: --rule '{kinds[0][0]}=keep'",
+        f"{refused[0][2]}; refused in all: {len(refused)} tensors, {listed}",
+        hint=f"use another --group-size or scheme, or keep them: --rule '{kinds[0][0]}=keep'",
     )
 
 

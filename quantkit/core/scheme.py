@@ -82,10 +82,7 @@ class Scheme:
     outliers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bits not in _BITS:
-            raise UsageError(
-                f"scheme asks for {self.bits} bits", hint=f"choose one of {_BITS} bits"
-            )
+        assert self.bits in _BITS, self.bits
 
     @property
     def group(self) -> int:
@@ -152,7 +149,9 @@ class Scheme:
                 f"scheme {text!r} is not understood",
                 hint="write for example w4a16-g64, w4a16-g128-asym, w8a8 or q8_0",
             )
-        act_bits = int(match["act"])
+        act_bits, bits = int(match["act"]), int(match["bits"])
+        if bits not in _BITS:
+            raise UsageError(f"scheme {text!r} asks for {bits} bits", hint=f"choose one of {_BITS}")
         if act_bits not in (8, 16):
             raise UsageError(
                 f"scheme {text!r} asks for {act_bits}-bit activations", hint="use a8 or a16"
@@ -166,7 +165,7 @@ class Scheme:
         if match["offset"]:
             offset = "zero" if match["offset"] == "asym" else "minimum"
         level = ScaleLevel(group, match["dtype"] or "f16")
-        return cls(int(match["bits"]), offset=offset, levels=(level,), act=act)
+        return cls(bits, offset=offset, levels=(level,), act=act)
 
 
 def has_group(text: str) -> bool:
