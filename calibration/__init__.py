@@ -1,0 +1,1 @@
+"""Calibration: texts to token windows, statistics, and the methods that use them."""
