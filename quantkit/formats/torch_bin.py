@@ -18,7 +18,16 @@ from quantkit.formats.header import FileTensor
 
 _HINT = "get the safetensors version, or save the weights again with safetensors"
 # What a damaged or hostile file makes torch's unpickler raise.
-_DAMAGE = (RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+_DAMAGE = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+)
 
 
 def list_tensors(path: Path) -> dict[str, FileTensor]:
@@ -59,16 +68,19 @@ class BinReader:
 
 
 def _load(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ModelError(f"{path} is not a regular file")
     with reading(path):
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except pickle.UnpicklingError:
-            raise ModelError(
-                f"{path} holds more than tensors, and unpickling it could run code", hint=_HINT
-            ) from None
-        except _DAMAGE as error:
-            first = str(error).strip().split("\n")[0]
-            raise ModelError(f"{path} is damaged or in an old form: {first}", hint=_HINT) from None
+        path.open("rb").close()
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:
+        raise ModelError(
+            f"{path} holds more than tensors, and unpickling it could run code", hint=_HINT
+        ) from None
+    except _DAMAGE as error:
+        first = str(error).strip().split("\n")[0]
+        raise ModelError(f"{path} is damaged or in an old form: {first}", hint=_HINT) from None
     if not isinstance(state, dict) or not state:
         raise ModelError(f"{path} holds no table of tensors", hint=_HINT)
     for name, value in state.items():

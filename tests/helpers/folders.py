@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quantkit.archs import model_config
-from quantkit.core.output import OutputPlan, PlannedTensor
+from quantkit.core.output import OutputPlan, PlannedTensor, Writer
 from quantkit.core.qtensor import DTYPES, QuantizedTensor
 from quantkit.core.scheme import Scheme
+from quantkit.formats import FORMATS, open_model
 from quantkit.formats.complete import required_tensors
+
+Values = Mapping[str, Tensor | QuantizedTensor] | Mapping[str, Tensor]
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -139,6 +143,49 @@ def quantize_linears(
         else:
             found[name] = random_quantized(scheme, (tensor.shape[0], tensor.shape[1]), seed=seed)
     return found
+
+
+def put_all(writer: Writer, values: Values) -> None:
+    """Put every value."""
+    for name, value in values.items():
+        writer.put(name, value)
+
+
+def write_model(path: Path, values: Values, *, force: bool = False, **options: object) -> Path:
+    """Write values with the writer of the container that fits them."""
+    packed = any(isinstance(value, QuantizedTensor) for value in values.values())
+    format = FORMATS.get("gptq" if packed else "hf")
+    plan = plan_for(values, **options)  # type: ignore[arg-type]
+    with format.writer(path, plan, force=force) as writer:
+        put_all(writer, values)
+        writer.close({"result": 1.5})
+    return path
+
+
+def assert_holds(path: Path, values: Values) -> None:
+    """The folder opens and holds exactly these values, for us and for the safetensors library."""
+    opened = open_model(path)
+    assert set(opened.tensors) == set(values)
+    for name, value in values.items():
+        loaded = opened.load(name)
+        if isinstance(value, QuantizedTensor):
+            assert isinstance(loaded, QuantizedTensor)
+            assert loaded.equal(value)
+        else:
+            assert torch.equal(opened.load_float(name), value)
+    stored: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        part = load_file(file)
+        assert not part.keys() & stored.keys()
+        stored |= part
+        with safe_open(file, framework="pt") as handle:
+            assert handle.metadata() == {"format": "pt"}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(stored[name], value)
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        assert set(json.loads(index.read_text())["weight_map"]) == set(stored)
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from quantkit.core.output import PlannedTensor
-from quantkit.core.packing import pack
 from quantkit.core.qtensor import QuantizedTensor
 from quantkit.core.scheme import WHOLE_ROW, ScaleLevel, Scheme
 from quantkit.errors import ModelError, UsageError
@@ -23,21 +22,13 @@ from tests.helpers.folders import (
     plan_for,
     quantize_linears,
     random_quantized,
-    snapshot,
+    write_model,
 )
 from tests.helpers.gptq_numpy import decode
 
 GPTQ = FORMATS.get("gptq")
 Values = dict[str, torch.Tensor | QuantizedTensor]
 UP = "model.layers.0.mlp.up_proj"
-
-
-def write(path: Path, values: Values, **options: object) -> Path:
-    with GPTQ.writer(path, plan_for(values, **options)) as writer:  # type: ignore[arg-type]
-        for name, value in values.items():
-            writer.put(name, value)
-        writer.close({})
-    return path
 
 
 def same(path: Path, values: Values) -> None:
@@ -60,14 +51,6 @@ def same(path: Path, values: Values) -> None:
             assert loaded.dtype == value.dtype
     assert opened.companion_reader() == COMPANIONS
     assert check_complete(opened) == ()
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    """Change keys of the quantization block; None removes one."""
-    config = json.loads((folder / "config.json").read_text())
-    block = {**config["quantization_config"], **changes}
-    config["quantization_config"] = {k: v for k, v in block.items() if v is not None}
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def example(bits: int, *, zero: bool) -> QuantizedTensor:
@@ -109,7 +92,7 @@ def test_zero_words_of_both_versions() -> None:
 
 def test_symmetric_words_of_version_1(tmp_path: Path) -> None:
     values = quantize_linears(float_tensors(), Scheme.parse("w4a16-g32"))
-    folder = write(tmp_path / "out", values)
+    folder = write_model(tmp_path / "out", values)
     words = load_file(folder / "model.safetensors")[f"{UP}.qzeros"]
     assert (words == 0x77777777).all()
 
@@ -129,7 +112,7 @@ def test_round_trip(text: str, tmp_path: Path) -> None:
     name = f"{UP}.bias"
     values[name] = torch.randn(CONFIG["intermediate_size"])
     values["model.layers.1.mlp.up_proj.bias"] = torch.randn(CONFIG["intermediate_size"])
-    folder = write(tmp_path / "out", values)
+    folder = write_model(tmp_path / "out", values)
     same(folder, values)
     block = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert block == json.loads((folder / "quantize_config.json").read_text())
@@ -144,7 +127,7 @@ def test_round_trip(text: str, tmp_path: Path) -> None:
 def test_second_reader_agrees(text: str, tmp_path: Path) -> None:
     scheme = Scheme.parse(text)
     values = quantize_linears(float_tensors(), {"up_proj": scheme})
-    folder = write(tmp_path / "out", values)
+    folder = write_model(tmp_path / "out", values)
     block = json.loads((folder / "config.json").read_text())["quantization_config"]
     file = load_file(folder / "model.safetensors")
     parts = {p: file[f"{UP}.{p}"].numpy() for p in ("qweight", "qzeros", "scales", "g_idx")}
@@ -168,7 +151,7 @@ def test_every_zero_point_with_every_code(bits: int, tmp_path: Path) -> None:
     config = {**CONFIG, "hidden_size": columns, "intermediate_size": rows, "head_dim": 16}
     values: Values = dict(float_tensors(config))
     values[f"{UP}.weight"] = QuantizedTensor(scheme, codes, (scales,), zeros)
-    folder = write(tmp_path / "out", values, config=config)
+    folder = write_model(tmp_path / "out", values, config=config)
     same(folder, values)
     file = load_file(folder / "model.safetensors")
     parts = {p: file[f"{UP}.{p}"].numpy() for p in ("qweight", "qzeros", "scales", "g_idx")}
@@ -197,7 +180,7 @@ def test_act_order_files(text: str, tmp_path: Path) -> None:
     value = values[f"{UP}.weight"]
     assert isinstance(value, QuantizedTensor)
     values[f"{UP}.weight"] = permuted = act_order(value, 3)
-    folder = write(tmp_path / "out", values)
+    folder = write_model(tmp_path / "out", values)
     same(folder, values)
     block = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert block["desc_act"] is True
@@ -216,7 +199,7 @@ def test_order_inside_a_group_does_not_change_weights(tmp_path: Path) -> None:
     perm = torch.randperm(64, generator=torch.Generator().manual_seed(1)).to(torch.int32)
     shuffled = QuantizedTensor(value.scheme, value.codes, value.scales, perm=perm)
     values[f"{UP}.weight"] = shuffled
-    loaded = open_model(write(tmp_path / "out", values)).load_float(f"{UP}.weight")
+    loaded = open_model(write_model(tmp_path / "out", values)).load_float(f"{UP}.weight")
     assert torch.equal(loaded, shuffled.decode())
 
 
@@ -233,7 +216,7 @@ def test_mixed_schemes_and_kept_linears(tmp_path: Path) -> None:
     values["model.layers.1.self_attn.q_proj.weight"] = random_quantized(
         Scheme.parse("w3a16-g16-asym"), (64, 64)
     )
-    folder = write(tmp_path / "out", values)
+    folder = write_model(tmp_path / "out", values)
     same(folder, values)
     block = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert (block["bits"], block["group_size"], block["sym"]) == (4, 32, True)
@@ -301,104 +284,3 @@ def test_scale_beyond_float16(tmp_path: Path) -> None:
     ):
         writer.put(f"{UP}.weight", value)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    scheme = Scheme.parse("w4a16-g32")
-    return write(tmp_path / "model", quantize_linears(float_tensors(), scheme))
-
-
-def refused(folder: Path, pattern: str, *, load: bool = False) -> None:
-    before = snapshot(folder)
-    with pytest.raises(ModelError, match=pattern) as caught:
-        opened = open_model(folder)
-        if load:
-            opened.load(f"{UP}.weight")
-    assert "\n" not in caught.value.message
-    assert snapshot(folder) == before
-
-
-@pytest.mark.parametrize(
-    ("changes", "pattern"),
-    [
-        ({"bits": 3}, "3 bits"),
-        ({"bits": 5}, "bits is 5"),
-        ({"bits": None}, "bits is None"),
-        ({"bits": True}, "bits is True"),
-        ({"group_size": 64}, "group size 64"),
-        ({"group_size": 0}, "group_size is 0"),
-        ({"sym": "yes"}, "sym is 'yes'"),
-        ({"checkpoint_format": "marlin"}, "marlin"),
-        ({"dynamic": []}, None),
-        ({"dynamic": {"+:(": {"bits": 4}}}, "regular expression"),
-        ({"dynamic": {"+:.*up_proj": {"bits": 7}}}, "bits is 7"),
-        ({"dynamic": {"+:.*up_proj": 3}}, "not an object"),
-    ],
-)
-def test_damaged_settings(folder: Path, changes: dict[str, object], pattern: str | None) -> None:
-    edit_config(folder, **changes)
-    if pattern is None:  # an empty list means no overrides
-        open_model(folder)
-    else:
-        refused(folder, pattern)
-
-
-def test_settings_of_quantize_config_alone(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    del config["quantization_config"]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert open_model(folder).quant_method == "gptq"
-
-
-def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
-    """Replace parts of one packed linear; None drops one."""
-    tensors = load_file(folder / "model.safetensors")
-    for part, tensor in changes.items():
-        tensors.pop(f"{UP}.{part}", None)
-        if tensor is not None:
-            tensors[f"{UP}.{part}"] = tensor
-    save_file(tensors, folder / "model.safetensors")
-
-
-def test_damaged_parts(folder: Path) -> None:
-    whole = (folder / "model.safetensors").read_bytes()
-    for changes, pattern, load in [
-        ({"qzeros": None}, r"up_proj\.qzeros is missing", False),
-        ({"scales": None}, r"up_proj\.scales is missing", False),
-        ({"qweight": None}, r"up_proj\.qweight is missing", False),
-        ({"scales": torch.ones(3, 192, dtype=torch.float16)}, r"up_proj\.scales", False),
-        ({"scales": torch.ones(2, 192, dtype=torch.int16)}, "I16", False),
-        ({"qweight": torch.ones(8, 192, dtype=torch.int64)}, "I64", False),
-        ({"qweight": torch.ones(8, dtype=torch.int32)}, "matrices", False),
-        ({"weight": torch.ones(192, 64)}, "both", False),
-        ({"g_idx": torch.zeros(64, dtype=torch.int32)}, "groups of 32", True),
-        ({"g_idx": torch.full((64,), -1, dtype=torch.int32)}, "groups of 32", True),
-        ({"qzeros": torch.full((2, 24), 0x77777776, dtype=torch.int32)}, "sym is true", True),
-        ({"qzeros": torch.full((2, 24), -1, dtype=torch.int32)}, "overflow", True),
-    ]:
-        (folder / "model.safetensors").write_bytes(whole)
-        rewrite(folder, **changes)
-        refused(folder, pattern, load=load)
-
-
-def test_missing_g_idx_means_contiguous_groups(folder: Path) -> None:
-    expected = open_model(folder).load_float(f"{UP}.weight")
-    rewrite(folder, g_idx=None)
-    assert torch.equal(open_model(folder).load_float(f"{UP}.weight"), expected)
-
-
-def test_asymmetric_version_1_of_others(folder: Path) -> None:
-    """Version 1 with zero points of its own, as other programs write it."""
-    fields = torch.randint(0, 15, (192, 2), dtype=torch.uint8)
-    rewrite(folder, qzeros=pack(fields.T.contiguous(), 4))
-    edit_config(folder, sym=False)
-    loaded = open_model(folder).load(f"{UP}.weight")
-    assert isinstance(loaded, QuantizedTensor)
-    assert loaded.zeros is not None
-    assert torch.equal(loaded.zeros, fields + 1)
-
-
-def test_declared_but_not_packed(folder: Path) -> None:
-    save_file(float_tensors(), folder / "model.safetensors")
-    refused(folder, "no packed linear")
