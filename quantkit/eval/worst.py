@@ -103,6 +103,6 @@ def worst_windows(
 
 
 def _largest(values: Tensor, count: int) -> list[int]:
-    """Indices of the largest values, the earlier first where they are equal."""
+    """Indices of the largest values above zero, the earlier first where they are equal."""
     order = values.argsort(descending=True, stable=True)
-    return [int(index) for index in order[:count]]
+    return [int(index) for index in order[:count] if values[index] > 0]

@@ -104,6 +104,7 @@ def test_a_model_against_itself(text: str, scale: float) -> None:
     assert result.kl_max is not None
     assert -1e-7 <= result.kl_mean <= result.kl_max < 1e-6
     assert (result.top1, result.ppl_ratio, result.nll_delta) == (1.0, 1.0, 0.0)
+    assert result.worst_positions == result.worst_windows == ()
 
 
 def test_fewer_bits_diverge_more_on_a_flat_model(text: str) -> None:
