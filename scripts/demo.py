@@ -19,8 +19,8 @@ import httpx
 from fetch_demo_model import FetchError, fetch
 
 QUANTKIT = [sys.executable, "-m", "quantkit"]
-CALIBRATION = ["--num-samples", "64", "--seq-len", "512"]
-EVALUATION = ["--seq-len", "512", "--limit", "24"]
+CALIBRATION = ["--num-samples", "32", "--seq-len", "512"]
+EVALUATION = ["--seq-len", "512", "--limit", "16"]
 QUESTION = "Name three colors of the rainbow."
 
 
@@ -44,6 +44,11 @@ def run(*args: str | Path) -> dict[str, Any]:
         say(f"error: {error['message']}\nhint: {error['hint']}")
         raise SystemExit(done.returncode)
     return {**document["result"], "seconds": document["seconds"]}
+
+
+def quantize(source: Path, output: Path, *flags: str) -> dict[str, Any]:
+    """Run quantkit quantize, replacing the output of an earlier demo."""
+    return run("quantize", source, *flags, "-o", output, "--force")
 
 
 def size(path: Path) -> int:
@@ -132,26 +137,23 @@ def main() -> None:
     }
     plain, gptq, q4_0 = made.values()
     run("convert", gguf, "-f", "hf", "-o", original, "--force")
-    seconds = {
-        plain: run(
-            *("quantize", original, "-m", "rtn", "--set", "scale_search=none"),
-            *("-b", "4", "-g", "64", "-o", plain, "--force"),
-        )["seconds"],
-        gptq: run(
-            *("quantize", original, "-m", "gptq", "-b", "4", "-g", "64", *CALIBRATION),
-            *("-o", gptq, "--force"),
-        )["seconds"],
-        q4_0: run(
-            *("quantize", original, "-m", "gptq", "-t", "Q4_0", *CALIBRATION),
-            *("-o", q4_0, "--force"),
-        )["seconds"],
+    bits = ("-b", "4", "-g", "64")
+    done = {
+        plain: quantize(original, plain, "-m", "rtn", "--set", "scale_search=none", *bits),
+        gptq: quantize(original, gptq, "-m", "gptq", *bits, *CALIBRATION),
+        q4_0: quantize(original, q4_0, "-m", "gptq", "-t", "Q4_0", *CALIBRATION),
     }
-    results = {path: run("eval", path, "--baseline", original, *EVALUATION) for path in made.values()}
+    results = {
+        path: run("eval", path, "--baseline", original, *EVALUATION) for path in made.values()
+    }
     answer, answer_seconds = ask_server(gptq)
 
     first = results[plain]
     header = ["file", "bytes", "bits/weight", "perplexity", "KL", "top-1", "seconds"]
-    rows = [header, ["original", f"{size(original):,}", "", f"{first['ppl_baseline']:.3f}", "", "", ""]]
+    rows = [
+        header,
+        ["original", f"{size(original):,}", "", f"{first['ppl_baseline']:.3f}", "", "", ""],
+    ]
     for name, path in made.items():
         result = results[path]
         rows.append(
@@ -162,7 +164,7 @@ def main() -> None:
                 f"{result['ppl']:.3f}",
                 f"{result['kl_mean']:.4f}",
                 f"{100 * result['top1']:.1f} %",
-                f"{seconds[path]:.0f}",
+                f"{done[path]['seconds']:.0f}",
             ]
         )
     print(f"\n{QUESTION}\n  {answer}\n  ({answer_seconds:.1f} s, served from {gptq.name})\n")

@@ -19,7 +19,7 @@ Cost: one Cholesky factor and 2 N K^2 operations; memory 3 K^2 + 4 N K floats.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -85,7 +85,10 @@ def round_gptq(
     if stats is None or stats.gram is None:
         raise QuantkitError("gptq needs calibration statistics")
     importance = stats.importance
-    notes = {"tokens": stats.num_tokens, "dead_columns": int((importance == 0).sum())}
+    notes: dict[str, Any] = {
+        "tokens": stats.num_tokens,
+        "dead_columns": int((importance == 0).sum()),
+    }
     factor = factorize(
         stats.gram, processing_order(importance, scheme.group, options.order), options.damp
     )
@@ -160,7 +163,7 @@ def compensate(
     columns = weight.shape[1]
     ordered = weight.T[factor.order].contiguous()  # [K, N]: a column is one contiguous row
     errors = torch.zeros_like(ordered)
-    codes = torch.empty_like(ordered)
+    codes = torch.empty(ordered.shape, dtype=torch.uint8)
     heavy = grouped(importance[None].to(weight.dtype), group)[0]
     by_group = options.order == "groups" and scheme.group != WHOLE_ROW
     # By group, these parameters are replaced when the group starts, so they need no search.
@@ -195,7 +198,7 @@ def compensate(
             _round_block(
                 corrected(start, stop), start, owner, factor, params, scheme, ordered, errors, codes
             )
-    stored = torch.empty_like(weight)
+    stored = torch.empty(weight.shape, dtype=torch.uint8)
     stored[:, factor.order] = codes.T
     return assemble(scheme, stored, params)
 
