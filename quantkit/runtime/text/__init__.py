@@ -1,0 +1,1 @@
+"""Text work on generated tokens: no tensors, outside the step loop."""
