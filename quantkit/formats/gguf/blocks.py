@@ -31,7 +31,7 @@ def decode_blocks(data: Bytes, kind: GgmlType, shape: tuple[int, ...]) -> Quanti
     grid = (*shape[:-1], shape[-1] // _BLOCK)
 
     def half(start: int) -> torch.Tensor:
-        column = np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2")
+        column = blocks[:, start : start + 2].copy().view("<f2")
         return torch.from_numpy(column.reshape(grid))
 
     at = 4 if scheme.offset == "minimum" else 2

@@ -58,7 +58,8 @@ def write_tokenizer(
         for pair in tokenizer["model"]["merges"]
     ]
     byte_level = _mentions(tokenizer.get("pre_tokenizer"), "ByteLevel")
-    vocabulary = build_vocabulary(tokenizer, rows, bytes_as_tokens=not byte_level)
+    named = [text for name in SPECIAL_IDS.values() if (text := files.token_text(name))]
+    vocabulary = build_vocabulary(tokenizer, rows, named, bytes_as_tokens=not byte_level)
     write = _write_byte_level if byte_level else _write_sentencepiece
     warnings += [*vocabulary.warnings, *write(out, tokenizer, vocabulary, merges)]
     out.texts(_LIST + "tokens", vocabulary.tokens)
@@ -125,11 +126,15 @@ def _space_prefix(tokenizer: Mapping[str, Any]) -> tuple[bool, list[str]]:
         case [{"type": "Replace", "content": "▁"}], None:
             return False, []
         case [None], {"type": "Metaspace", "replacement": "▁", "prepend_scheme": str(scheme)}:
-            if scheme != "first":
-                return scheme == "always", []
+            if scheme == "never":
+                return False, []
+            places = ["before a text that begins with one"]
+            if scheme == "first":
+                places.append("after a special token")
             return True, [
-                "tokenizer.json puts a space before the text only; llama.cpp puts one after every "
-                "special token too"
+                f"tokenizer.json puts no space {place}, llama.cpp does; such texts get other ids "
+                "there"
+                for place in places
             ]
     raise ModelError(
         f"tokenizer.json: normalizer {_shorten(normalizer)} with pre_tokenizer {_shorten(cut)} "
@@ -154,16 +159,13 @@ def _write_special(
         if found is not None:
             ids[kind] = found
     before, after = _added(files.tokenizer or {}, vocabulary)
-    for kind, token, setting in (("bos", before, "add_bos_token"), ("eos", after, "add_eos_token")):
+    # tokenizer.json decides whether they are added, as in transformers, and not add_bos_token.
+    for kind, token in (("bos", before), ("eos", after)):
         if token is not None and ids.setdefault(kind, token) != token:
             raise ModelError(
                 f"tokenizer.json adds token {token} to every text, which is not its {kind} token"
             )
-        # As in transformers, a setting that is written down stands above the post-processor.
-        explicit = [files.settings.get(s) for s in ("add_bos_token", "add_eos_token")]
-        wanted = files.settings.get(setting)
-        adds = bool(wanted) if any(s is not None for s in explicit) else token is not None
-        out.flag(f"{_LIST}add_{kind}_token", adds and kind in ids)
+        out.flag(f"{_LIST}add_{kind}_token", token is not None)
     ends = [i for i in id_list(files.generation.get("eos_token_id")) if i != ids.get("eos")]
     for kind, index in zip(("eot", "eom"), ends, strict=False):
         if 0 <= index < len(vocabulary.tokens):

@@ -1,7 +1,7 @@
 """The token list of a tokenizer.json: one token and one kind for every row of the embedding."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +35,14 @@ class Vocabulary:
 
 
 def build_vocabulary(
-    tokenizer: Mapping[str, Any], rows: int, *, bytes_as_tokens: bool
+    tokenizer: Mapping[str, Any], rows: int, named: Collection[str], *, bytes_as_tokens: bool
 ) -> Vocabulary:
     """List the tokens.
 
     Args:
         tokenizer: tokenizer.json with a BPE model.
         rows: rows of the embedding.
+        named: special tokens of the settings, which count as special wherever they stand.
         bytes_as_tokens: ``<0x0A>`` stands for a byte, as in sentencepiece vocabularies.
 
     Raises:
@@ -80,8 +81,8 @@ def build_vocabulary(
             kinds.append(TokenType.UNUSED)
         elif bytes_as_tokens and text == model.get("unk_token"):
             kinds.append(TokenType.UNKNOWN)
-        elif text in added:
-            special = added[text].get("special")
+        elif text in added or text in named:
+            special = text in named or added[text].get("special")
             kinds.append(TokenType.CONTROL if special else TokenType.USER_DEFINED)
         elif bytes_as_tokens and _BYTE.fullmatch(text):
             kinds.append(TokenType.BYTE)
