@@ -71,3 +71,11 @@ def spawn_cli(
     process = start_cli(*args, environment=environment, stdin=subprocess.PIPE)
     out, err = process.communicate(stdin, timeout=100)
     return Outcome(process.returncode, out, err)
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    """Every file below a folder with its bytes, and every folder; to compare before with after."""
+    return {
+        str(path.relative_to(root)): path.read_bytes() if path.is_file() else b"folder"
+        for path in sorted(root.rglob("*"))
+    }
