@@ -155,6 +155,8 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe, output: Path | None) -> Qu
     if not any(d.tensor.scheme for d in decisions):
         raise UsageError("the rules keep every tensor, so nothing would be quantized")
     place = output or _default_output(checkpoint, recipe, linear_scheme, name)
+    if place.resolve() == checkpoint.path.resolve():
+        raise UsageError(f"{place} is the source itself", hint="choose another output")
     return QuantizePlan(checkpoint, format, linear_scheme, tuple(decisions), place)
 
 

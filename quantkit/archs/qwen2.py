@@ -11,4 +11,5 @@ ARCH = Arch(
     smooth=SEPARATE_SMOOTH,
     gguf_arch="qwen2",
     gguf_names=SEPARATE_GGUF_NAMES,
+    biased=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
 )

@@ -50,6 +50,7 @@ class Arch:
         gguf_names: block tensor path (without .weight/.bias) -> GGUF path below ``blk.N``.
         gguf_permute: q and k rows are stored in GGUF's rotary order.
         q_norm, k_norm: per-head norms of queries and keys, or None.
+        biased: linears that always have a bias; others may have one.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Arch:
     mlp_norm: str = "post_attention_layernorm"
     q_norm: str | None = None
     k_norm: str | None = None
+    biased: tuple[str, ...] = ()
     gguf_globals: Mapping[str, str] = field(
         default_factory=lambda: {
             "model.embed_tokens": "token_embd",

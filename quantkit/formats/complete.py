@@ -81,11 +81,12 @@ def linear_shape(model: ModelConfig, role: Role) -> tuple[int, int]:
 
 
 def _biases(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Biases that must be there: those the config switches on, and those that any block has."""
+    """Biases that must be there: the family's, the config's, and those that any block has."""
     found: dict[str, tuple[int, ...]] = {}
     for spec in model.arch.linears:
         switch = "attention_bias" if spec.group.startswith("attn") else "mlp_bias"
         names = [f"{model.arch.block_prefix(i)}{spec.name}.bias" for i in range(model.num_layers)]
-        if checkpoint.config.get(switch) is True or any(n in checkpoint.tensors for n in names):
+        asked = spec.name in model.arch.biased or checkpoint.config.get(switch) is True
+        if asked or any(n in checkpoint.tensors for n in names):
             found |= dict.fromkeys(names, linear_shape(model, spec.role)[:1])
     return found

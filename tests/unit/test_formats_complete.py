@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from quantkit.errors import ModelError
 from quantkit.formats import open_model
@@ -92,3 +92,12 @@ def test_head_of_a_tied_model(folder: Path) -> None:
     assert check_complete(open_model(folder)) == ()
     tensors["lm_head.weight"] = torch.ones(95, 64)
     incomplete(folder, tensors, r"lm_head\.weight has shape \[95, 64\]")
+
+
+def test_a_family_with_biases_must_have_them(tmp_path: Path) -> None:
+    folder = tiny_model("qwen2", tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: t for name, t in tensors.items() if not name.endswith("q_proj.bias")}
+    save_file(kept, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"q_proj\.bias"):
+        check_complete(open_model(folder))

@@ -95,9 +95,16 @@ def test_what_cannot_be_done_is_refused_with_a_remedy(folder, flags, words) -> N
         plan(folder, **flags)
     for word in words:
         assert word in f"{caught.value} {caught.value.hint}"
-    assert caught.value.hint or "keeps every tensor" in str(caught.value) or "rules keep" in str(
-        caught.value
+    assert (
+        caught.value.hint
+        or "keeps every tensor" in str(caught.value)
+        or "rules keep" in str(caught.value)
     )
+
+
+def test_the_source_is_never_the_output(folder) -> None:
+    with pytest.raises(UsageError, match="source itself"):
+        plan(folder, folder)
 
 
 def test_a_quantized_source_is_refused(folder, tmp_path) -> None:
