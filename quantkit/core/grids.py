@@ -19,7 +19,7 @@ ScaleSearch = Literal["none", "mse", "weighted"]
 # Scale candidates as fractions of the one that just covers the group; each is then refined in
 # closed form. Fewer bits gain from deeper clipping.
 _RATIOS = {2: (0.4, 1.05), 3: (0.45, 1.05), 4: (0.5, 1.05)}
-_NUM_CANDIDATES = 14
+_NUM_CANDIDATES = 10
 _REFINEMENTS = 3
 _CHUNK_ELEMENTS = 1 << 16
 _ROWS_ELEMENTS = 1 << 24
