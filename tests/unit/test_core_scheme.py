@@ -25,7 +25,12 @@ def test_prints_what_it_parses(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("alias", "text"),
-    [("q4_0", "w4a16-g32"), ("Q4_1", "w4a16-g32-min"), ("q5_0", "w5a16-g32"), ("q8_0", "w8a16-g32")],
+    [
+        ("q4_0", "w4a16-g32"),
+        ("Q4_1", "w4a16-g32-min"),
+        ("q5_0", "w5a16-g32"),
+        ("q8_0", "w8a16-g32"),
+    ],
 )
 def test_one_level_gguf_types_are_schemes(alias: str, text: str) -> None:
     assert Scheme.parse(alias) == Scheme.parse(text)

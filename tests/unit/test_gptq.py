@@ -95,9 +95,7 @@ def test_float32_agrees_with_float64() -> None:
     exact = factorize(gram, order, DAMP)
     options = GptqOptions(order="static")
     want = compensate(w.double(), exact, stats.importance, SCHEME, options)
-    got = compensate(
-        w, factorize(gram.float(), order, DAMP), stats.importance, SCHEME, options
-    )
+    got = compensate(w, factorize(gram.float(), order, DAMP), stats.importance, SCHEME, options)
     assert (got.codes != want.codes).float().mean() <= 1e-3
     errors = [weighted_square(w.double() - q.decode(torch.float64), exact) for q in (got, want)]
     assert abs(errors[0] / errors[1] - 1) <= 1e-3
