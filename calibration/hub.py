@@ -81,7 +81,6 @@ def named_documents(name: str, split: str, draw: Draw) -> Iterator[Document]:
 
 def _named_records(name: str, split: str, draw: Draw) -> Iterator[Document]:
     import datasets
-    import httpx
 
     parts = name.split(":")
     if len(parts) > 3 or not parts[0]:
@@ -97,7 +96,7 @@ def _named_records(name: str, split: str, draw: Draw) -> Iterator[Document]:
         OSError,
         ValueError,
         RuntimeError,
-        httpx.HTTPError,
+        _http_error(),
         datasets.exceptions.DatasetsError,
     )
     try:
@@ -127,17 +126,24 @@ def _named_records(name: str, split: str, draw: Draw) -> Iterator[Document]:
 
 def _check_reachable(name: str) -> None:
     """Ask once, because the library itself would go on trying for half a minute."""
-    import httpx
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=_CONNECT_S)
-    except (OSError, httpx.HTTPError) as error:
+    except (OSError, _http_error()) as error:
         raise DataError(
             f"{name}: no such file, and {constants.ENDPOINT} cannot be reached ({_line(error)})",
             hint=_LOCAL_HINT,
         ) from error
+
+
+def _http_error() -> type[Exception]:
+    """What the HTTP client of the hub library raises, whichever client that is today."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    base: type[Exception] = HfHubHTTPError.__bases__[0]
+    return base
 
 
 def _shuffled(data: Any, draw: Draw, offline: bool) -> Any:
