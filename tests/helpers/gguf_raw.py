@@ -56,6 +56,8 @@ def entry(key: str | bytes, value: Any) -> bytes:
         return string(key) + struct.pack("<IB", 7, value)
     if isinstance(value, float):
         return string(key) + struct.pack("<If", 6, value)
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return string(key) + struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
     if isinstance(value, list):
         items = b"".join(string(item) for item in value)
         return string(key) + struct.pack("<IIQ", 9, 8, len(value)) + items

@@ -47,6 +47,11 @@ def open_gguf(path: Path) -> Checkpoint:
     embed = entries.get(f"{arch.embed}.weight")
     if embed is None or len(embed.shape) != 2:
         raise ModelError(f"{path} has no matrix 'token_embd.weight'")
+    blocks = fields.integer("{a}.block_count")
+    if blocks > len(entries):  # asked before anything is made for every block
+        raise ModelError(
+            f"{path}: the metadata declares {blocks} blocks, the file holds {len(entries)} tensors"
+        )
     config = read_config(
         fields,
         arch,
@@ -104,11 +109,6 @@ def _hf_entries(header: Header, arch: Arch) -> dict[str, TensorEntry]:
 def _check_complete(path: Path, model: ModelConfig, entries: Mapping[str, TensorEntry]) -> None:
     """Every tensor that the metadata asks for is there in the right shape, and no other."""
     arch = model.arch
-    if model.num_layers > len(entries):
-        raise ModelError(
-            f"{path}: the metadata declares {model.num_layers} blocks, "
-            f"the file holds {len(entries)} tensors"
-        )
     expected = required_tensors(model)
     expected.setdefault(f"{arch.head}.weight", (model.vocab_size, model.hidden_size))
     for layer in range(model.num_layers):
