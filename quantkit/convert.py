@@ -204,10 +204,8 @@ def _write(
     progress: Progress,
 ) -> list[_Step]:
     """Stream every tensor; return the steps in which a value was rounded."""
-    dtypes = {step.planned.dtype for step in steps if step.planned.scheme is None}
-    widest = max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
     plan = OutputPlan(
-        config={**checkpoint.config, "dtype": str(widest).removeprefix("torch.")},
+        config=checkpoint.config,
         model=checkpoint.require_model(),
         tensors=tuple(step.planned for step in steps),
         companions=checkpoint.companion_reader(),

@@ -1,15 +1,11 @@
 """quantkit eval: what a file costs in quality, and gates for automatic checks."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from quantkit.cli.command import Run, Verb
 from quantkit.cli.types import COUNT, MODEL
-
-if TYPE_CHECKING:
-    from quantkit.eval import EvalResult
 
 
 @click.command("eval", cls=Verb)
@@ -69,7 +65,8 @@ def command(
     device: str,
 ) -> None:
     """Perplexity of MODEL and, against a baseline, divergence and agreement."""
-    from quantkit.eval import check, evaluate
+    from quantkit.eval import check, evaluate, write_html, write_json
+    from quantkit.eval.report import figure_rows, gate_rows
 
     result = evaluate(
         model,
@@ -86,36 +83,12 @@ def command(
     run.report.result = result.to_dict()
     for line in result.warnings:
         run.report.warn("eval", line)
-    _print(run, result)
+    run.console.table(("figure", result.model), figure_rows(result))
+    if result.gates:
+        run.console.data("")
+        run.console.table(("gate", "value", ""), gate_rows(result))
+    if output is not None:
+        write_json(output, [result])
+    if html is not None:
+        write_html(html, [result])
     check(result.gates)
-
-
-def _print(run: Run, result: "EvalResult") -> None:
-    compared = result.baseline is not None
-    rows: list[tuple[str, object, object]] = [
-        ("perplexity", result.ppl, result.ppl_baseline),
-        ("nll", result.nll, result.nll_baseline),
-        ("bits per weight", result.bits_per_weight, None),
-        ("bytes", result.bytes, None),
-    ]
-    if compared:
-        rows += [
-            ("perplexity ratio", result.ppl_ratio, None),
-            ("KL mean", result.kl_mean, None),
-            ("KL 99th percentile", result.kl_p99, None),
-            ("KL largest", result.kl_max, None),
-            ("top-1 agreement", result.top1, None),
-        ]
-        run.console.table(
-            ("figure", result.model, f"baseline {result.baseline}"),
-            [(name, value, "" if base is None else base) for name, value, base in rows],
-        )
-    else:
-        run.console.table(("figure", result.model), [row[:2] for row in rows])
-    run.console.data(
-        f"{result.num_scored} positions scored of {result.num_tokens} tokens "
-        f"in {result.num_windows} windows, {result.seconds:.1f} s"
-    )
-    for verdict in result.gates:
-        answer = "holds, failed" if verdict.fired else "does not hold, passed"
-        run.console.data(f"gate {verdict.gate}: {verdict.value:.6g}, {answer}")

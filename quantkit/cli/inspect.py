@@ -14,6 +14,7 @@ from quantkit.errors import ModelError
 if TYPE_CHECKING:
     from quantkit.core.checkpoint import Checkpoint
 
+_RECORD = "quantkit.json"  # a file of a folder, a key of a GGUF file's metadata
 _CONFIG = (
     "num_layers",
     "hidden_size",
@@ -83,7 +84,8 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "bits_per_weight_body": _bits_per_weight([(t.nbytes, t.shape) for t in body]),
         "types": dict(types),
         "tokenizer": _tokenizer(checkpoint),
-        **_companions(checkpoint),
+        "companions": sorted(checkpoint.companion_reader()),
+        "quantkit_json": _record(checkpoint),
         "tensors": [
             {
                 "name": t.name,
@@ -117,15 +119,19 @@ def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any]:
     }
 
 
-def _companions(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """Names of the files that travel with the model, and what quantkit wrote about it."""
-    files = checkpoint.companion_reader()
-    record = files.get("quantkit.json")
+def _record(checkpoint: "Checkpoint") -> dict[str, Any] | None:
+    """What quantkit wrote about the model when it made the file, or None."""
+    path = checkpoint.path / _RECORD
+    text = checkpoint.metadata.get(_RECORD)
+    if text is None and path.is_file():
+        text = path.read_text(encoding="utf-8", errors="replace")
+    if not isinstance(text, str):
+        return None
     try:
-        parsed = None if record is None else json.loads(record)
+        record = json.loads(text)
     except ValueError as error:
-        parsed = {"error": f"quantkit.json is not valid JSON: {error}"}
-    return {"companions": sorted(files), "quantkit_json": parsed}
+        return {"error": f"not valid JSON: {error}"}
+    return record if isinstance(record, dict) else {"error": "does not hold an object"}
 
 
 def _facts(found: dict[str, Any]) -> list[tuple[str, object]]:

@@ -34,7 +34,11 @@ class RemoteChat:
             self._client = httpx.Client(headers=headers, timeout=timeout)
         except (ValueError, httpx.InvalidURL) as error:
             raise UsageError(f"cannot use {url}: {error}") from None
-        self.model = model or self._first_model()
+        try:
+            self.model = model or self._first_model()
+        except QuantkitError:
+            self.close()
+            raise
 
     def stream(
         self, messages: Sequence[Message], options: Mapping[str, Any]
