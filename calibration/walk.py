@@ -1,9 +1,12 @@
 """The walk: hidden states of all calibration windows, one block after another.
 
 At each block, ``collect`` runs the windows up to one input group and gathers its statistics;
-``advance`` runs the whole block and replaces its inputs by its outputs. Since the weights that both
-are given are the quantized ones wherever a linear is already done, every linear is calibrated on
-the inputs that the quantized prefix produces.
+``advance`` runs the rest of the block and replaces its inputs by its outputs. Since the weights
+that both are given are the quantized ones wherever a linear is already done, every linear is
+calibrated on the inputs that the quantized prefix produces.
+
+Each batch of windows is run in steps that wait between two groups, so nothing is computed twice.
+Where the waiting tensors would take too much memory, the block is run afresh up to each group.
 """
 
 import tempfile
@@ -20,16 +23,12 @@ from quantkit.core.arch import InputGroup
 from quantkit.core.config import ModelConfig
 from quantkit.errors import ModelError, ResourceError
 from quantkit.models.attention import attend_windows
-from quantkit.models.block import Linear, block, dense_linear
+from quantkit.models.block import Stages, dense_linear, finish, stages
 from quantkit.models.rope import rotary
 
 _BATCH_TOKENS = 4096
 _IN_MEMORY_BYTES = 1 << 30
 _RESTART_TOKENS = 128
-
-
-class _Reached(Exception):
-    """Ends a partial run of a block once the wanted inputs were seen."""
 
 
 @dataclass(eq=False)
@@ -53,30 +52,23 @@ class Walk:
     ) -> Stats:
         """Statistics of one input group of a block; padding is never counted.
 
+        The groups of a block are asked for in the order of their computation.
+
         Args:
-            weights: tensors of the block by path below it, float32.
+            weights: tensors of the block by path below it, float32; linears may be replaced in it
+                between two calls.
             layer: number of the block.
             group: whose inputs to gather.
             with_gram: gather the Gram matrix too.
         """
-        first = self.config.arch.linears_of(group)[0].name
-        columns = weights[f"{first}.weight"].shape[1]
-        stats = Stats.empty(columns, with_gram=with_gram)
-        plain = dense_linear(weights)
-        for rows in self._batches():
+        stats: Stats | None = None
+        for number, rows in enumerate(self._batches()):
+            inputs = _reach(self._steps(weights, layer, number, rows), group)
+            if stats is None:
+                stats = Stats.empty(inputs.shape[-1], with_gram=with_gram)
             keep = (self.windows.docs[rows] != PAD_DOCUMENT).flatten().to(self.device)
-
-            def linear(name: str, x: Tensor, keep: Tensor = keep) -> Tensor:
-                if name == first:
-                    stats.update(x if bool(keep.all()) else x[keep])
-                    raise _Reached
-                return plain(name, x)
-
-            try:
-                self._run(weights, layer, rows, linear)
-            except _Reached:
-                continue
-            raise AssertionError(f"block {layer} never reached {first}")
+            stats.update(inputs if bool(keep.all()) else inputs[keep])
+        assert stats is not None
         return stats
 
     def advance(self, weights: Mapping[str, Tensor], layer: int) -> None:
@@ -85,15 +77,15 @@ class Walk:
         Raises:
             ModelError: an output is not finite.
         """
-        linear = dense_linear(weights)
-        for rows in self._batches():
-            out = self._run(weights, layer, rows, linear)
+        for number, rows in enumerate(self._batches()):
+            out = finish(self._steps(weights, layer, number, rows))
             if not bool(torch.isfinite(out).all()):
                 raise ModelError(
                     f"block {layer}: the outputs hold NaN or infinity",
                     hint="check the source with `quantkit eval`",
                 )
             self.hidden[rows] = out.view(self.hidden[rows].shape).cpu()
+        self._waiting.clear()
 
     def restart(self, embed: Callable[[Tensor], Tensor]) -> "Walk":
         """A new walk at the embeddings of the first window's first 128 tokens."""
@@ -104,9 +96,16 @@ class Walk:
         )
         return start_walk(self.config, cut, embed, device=self.device)
 
-    def _run(
-        self, weights: Mapping[str, Tensor], layer: int, rows: slice, linear: Linear
-    ) -> Tensor:
+    def _steps(self, weights: Mapping[str, Tensor], layer: int, number: int, rows: slice) -> Stages:
+        """The block's steps over one batch: those that wait already, or new ones."""
+        if number in self._waiting:
+            return self._waiting[number]
+        steps = self._start(weights, layer, rows)
+        if self._waiting_bytes() <= _IN_MEMORY_BYTES:
+            self._waiting[number] = steps
+        return steps
+
+    def _start(self, weights: Mapping[str, Tensor], layer: int, rows: slice) -> Stages:
         docs = self.windows.docs[rows].to(self.device)
         shape = docs.shape
         single = bool((docs == docs[:, :1]).all())
@@ -118,15 +117,29 @@ class Walk:
 
         turn = rotary(self.config.rope, self._positions[rows].flatten().to(self.device))
         x = self.hidden[rows].flatten(0, 1).to(self.device)
-        return block(self.config, weights, x, turn, attention, linear)
+        return stages(self.config, weights, x, turn, attention, dense_linear(weights))
+
+    def _waiting_bytes(self) -> int:
+        """Most that the steps of all batches hold between two groups."""
+        per_token = 2 * self.config.hidden_size + self.config.intermediate_size
+        return self.windows.ids.numel() * per_token * 4
 
     def __post_init__(self) -> None:
         self._positions = self.windows.positions()
+        self._waiting: dict[int, Stages] = {}
 
     def _batches(self) -> Iterator[slice]:
         step = max(1, _BATCH_TOKENS // self.windows.seq_len)
         for start in range(0, self.windows.num_windows, step):
             yield slice(start, min(start + step, self.windows.num_windows))
+
+
+def _reach(steps: Stages, group: InputGroup) -> Tensor:
+    """Run the steps up to the inputs of a group [T, K]."""
+    for name, inputs in steps:
+        if name == group:
+            return inputs
+    raise AssertionError(f"the block has no inputs {group} from here on")
 
 
 def start_walk(

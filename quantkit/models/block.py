@@ -1,16 +1,16 @@
 """One decoder block of any covered family.
 
-``linear`` and ``attention`` are the seams: calibration captures inputs there, the runtime puts its
-kernels and the paged cache there.
+``linear`` and ``attention`` are the seams where the runtime puts its kernels and the paged cache.
+Calibration runs the same block in steps and sees the inputs of every group of linears.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import silu
 
-from quantkit.core.arch import Role
+from quantkit.core.arch import InputGroup, Role
 from quantkit.core.config import ModelConfig
 from quantkit.models.norm import rms_norm
 from quantkit.models.rope import Rotary, rotate
@@ -23,6 +23,10 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 Weights = Mapping[str, Tensor]
 """Tensors of one block by their path below it: ``input_layernorm.weight``."""
+
+
+Stages = Generator[tuple[InputGroup, Tensor], None, Tensor]
+"""Yields (input group, its tensor [T, K]) before the linears that read it; returns the output."""
 
 
 def block(
@@ -46,14 +50,44 @@ def block(
     Returns:
         Hidden states [T, C].
     """
+    return finish(stages(config, weights, x, rotary, attention, linear))
+
+
+def stages(
+    config: ModelConfig,
+    weights: Weights,
+    x: Tensor,
+    rotary: Rotary,
+    attention: Attention,
+    linear: Linear,
+) -> Stages:
+    """The block in steps, so that a linear may still change after its inputs were seen."""
     arch = config.arch
     h = rms_norm(x, weights[f"{arch.attn_norm}.weight"], config.norm_eps)
+    yield "attn_in", h
     q, k, v = _queries_keys_values(config, weights, h, linear)
-    mixed = attention(rotate(q, rotary), rotate(k, rotary), v)
-    x = x + linear(_name(config, "o"), mixed.flatten(1))
+    mixed = attention(rotate(q, rotary), rotate(k, rotary), v).flatten(1)
+    del q, k, v
+    yield "attn_out", mixed
+    x = x + linear(_name(config, "o"), mixed)
+    del mixed
     h = rms_norm(x, weights[f"{arch.mlp_norm}.weight"], config.norm_eps)
+    yield "mlp_in", h
     gate, up = _gate_up(config, h, linear)
-    return x + linear(_name(config, "down"), silu(gate) * up)
+    h = silu(gate) * up
+    del gate, up
+    yield "mlp_mid", h
+    return x + linear(_name(config, "down"), h)
+
+
+def finish(steps: Stages) -> Tensor:
+    """Run the remaining steps of a block and return its output."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            output: Tensor = end.value
+            return output
 
 
 def dense_linear(weights: Weights) -> Linear:
