@@ -196,15 +196,17 @@ def test_a_process_of_its_own(models: Path, place: Path) -> None:
     assert outcome.document["error"]["exit_code"] == 2
 
 
-def test_interrupt_during_calibration(models: Path, place: Path) -> None:
+def test_interrupt_during_calibration(models: Path, place: Path, tmp_path: Path) -> None:
     before = snapshot(models)
+    # Deep enough that it cannot be finished before the signal arrives.
+    deep = tiny_model("llama", tmp_path / "deep", hidden_size=128, num_hidden_layers=64)
     process = start_cli(
-        *("quantize", models / "good", "-o", place, "-m", "gptq", "-b", "4"),
-        *("-d", models / "text.txt", "--num-samples", "400", "--seq-len", "64"),
+        *("quantize", deep, "-o", place, "-m", "gptq", "-b", "4"),
+        *("-d", models / "text.txt", "--num-samples", "100", "--seq-len", "64"),
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("quantize: 2 blocks"):
+        if line.startswith("quantize: 64 blocks"):
             break
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
