@@ -19,8 +19,8 @@ import httpx
 from fetch_demo_model import FetchError, fetch
 
 QUANTKIT = [sys.executable, "-m", "quantkit"]
-CALIBRATION = ["--num-samples", "32", "--seq-len", "512"]
-EVALUATION = ["--seq-len", "512", "--limit", "16"]
+CALIBRATION = ["--num-samples", "24", "--seq-len", "512"]
+EVALUATION = ["--seq-len", "512", "--limit", "12"]
 QUESTION = "Name three colors of the rainbow."
 
 
@@ -77,7 +77,7 @@ def ask_server(model: Path) -> tuple[str, float]:
         body = {
             "model": model.name,
             "messages": [{"role": "user", "content": QUESTION}],
-            "max_tokens": 48,
+            "max_tokens": 32,
             "temperature": 0,
         }
         say(f"$ curl {url}/v1/chat/completions -d '{json.dumps(body)}'")
