@@ -172,5 +172,6 @@ def _module_source(name: str) -> str | None:
         if spec is None:
             return None
         path, loader = spec.submodule_search_locations, spec.loader
-    source: str | None = loader.get_source(name) if hasattr(loader, "get_source") else None
+    read = getattr(loader, "get_source", None)
+    source: str | None = None if read is None else read(name)
     return source
