@@ -35,7 +35,7 @@ def _parse(text: str, units: dict[str, int]) -> int | None:
     return int(value) if value.is_integer() else None
 
 
-class CountType(click.ParamType[int]):
+class CountType(click.ParamType):  # type: ignore[type-arg]  # generic in new releases only
     """A whole number, with k, m, g or K, M, G behind it if wanted."""
 
     name = "integer"
@@ -53,7 +53,7 @@ class CountType(click.ParamType[int]):
         return number
 
 
-class SizeType(click.ParamType[int]):
+class SizeType(click.ParamType):  # type: ignore[type-arg]
     """A number of bytes: 5GB, 12GiB."""
 
     name = "size"
@@ -66,7 +66,7 @@ class SizeType(click.ParamType[int]):
         return number
 
 
-class ModelType(click.ParamType[str]):
+class ModelType(click.ParamType):  # type: ignore[type-arg]
     """A folder, a GGUF file or a hub id; a missing path is told before torch is loaded."""
 
     name = "model"

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import signal
+import socket
 from pathlib import Path
 
 import httpx
@@ -204,3 +205,29 @@ def test_serve_and_chat_with_it(
     assert process.returncode == 0, err
     assert out == ""
     assert "Traceback" not in err
+
+
+def test_local_work_calls_nobody(
+    capsys: Capture, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every verb on a local folder, with a socket that cannot connect and notes who tried."""
+    calls: list[object] = []
+
+    def connect(self: socket.socket, address: object) -> None:
+        calls.append(address)
+        raise ConnectionRefusedError(address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
+    good, text = root / "good", root / "text.txt"
+    for command in (
+        ("inspect", good),
+        ("convert", good, "-o", tmp_path / "m.gguf", "-f", "gguf"),
+        ("quantize", good, "-o", tmp_path / "q", "-d", text, "--num-samples", "2"),
+        ("eval", good, "--text", text, "--limit", "1", "--seq-len", "32"),
+        ("chat", good, "--max-tokens", "2"),
+        ("doctor",),
+    ):
+        outcome = run_cli(capsys, *command)
+        assert outcome.code == 0, outcome.err
+    assert calls == []

@@ -1,28 +1,16 @@
 """The client of `quantkit chat URL`, against a scripted server."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
 from quantkit.cli.remote import RemoteChat
 from quantkit.errors import DataError, ResourceError, UsageError
+from tests.helpers.scripted_server import Script, delta, events, scripted_server
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-
-
-class Script:
-    """What the server answers, and what it was asked."""
-
-    def __init__(self) -> None:
-        self.models: Any = {"data": [{"id": "tiny"}]}
-        self.status = 200
-        self.answer = ""
-        self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
 
 
 @pytest.fixture
@@ -32,41 +20,8 @@ def script() -> Script:
 
 @pytest.fixture
 def url(script: Script) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(200, "application/json", json.dumps(script.models))
-
-        def do_POST(self) -> None:
-            length = int(self.headers["Content-Length"])
-            script.asked.append(json.loads(self.rfile.read(length)))
-            script.keys.append(self.headers["Authorization"])
-            self._send(script.status, "text/event-stream", script.answer)
-
-        def _send(self, status: int, kind: str, body: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def events(*items: object) -> str:
-    lines = [f"data: {item if isinstance(item, str) else json.dumps(item)}\n\n" for item in items]
-    return "".join(lines)
-
-
-def delta(text: str | None, finish: str | None = None) -> dict[str, Any]:
-    content = {} if text is None else {"content": text}
-    return {"choices": [{"index": 0, "delta": content, "finish_reason": finish}]}
+    with scripted_server(script) as address:
+        yield address
 
 
 def ask(url: str, **settings: Any) -> list[tuple[str, str | None]]:
