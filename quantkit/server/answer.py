@@ -48,7 +48,8 @@ async def answer(state: ServerState, request: Request, body: ChatBody | Completi
     refuse_unsupported(body)
     with ExitStack() as held:
         prompts = len(body.prompts) if isinstance(body, CompletionBody) else 1
-        held.enter_context(state.admission.slots(prompts * body.choices))
+        cause = "n" if body.choices > 1 else "prompt"
+        held.enter_context(state.admission.slots(prompts * body.choices, cause))
         try:
             jobs = await _jobs(service, body)
             generation = held.enter_context(state.generation(service, jobs))
@@ -57,8 +58,9 @@ async def answer(state: ServerState, request: Request, body: ChatBody | Completi
         except GenerationError as error:
             raise unavailable(error.message, "engine_stopped") from None
         choices = _choices(service, body)
+        answer_id = choices.id_prefix + uuid.uuid4().hex
         head = {
-            "id": choices.id_prefix + uuid.uuid4().hex,
+            "id": answer_id,
             "object": choices.chunk_name if body.stream else choices.object_name,
             "created": int(time.time()),
             "model": service.name,
@@ -66,13 +68,13 @@ async def answer(state: ServerState, request: Request, body: ChatBody | Completi
         }
         if body.stream:
             events = _events(head, generation, choices, usage=body.wants_usage)
-            return EventStream(events, held.pop_all())
+            return EventStream(events, held.pop_all(), request_id=answer_id)
         try:
             document = await unless_gone(request.receive, _document(head, generation, choices))
         except ClientGone:
-            log.info("%s: the client closed the connection", head["id"])
+            log.info("%s: the client closed the connection", answer_id)
             return Response(status_code=499)  # nobody reads it
-        return JSONResponse(document)
+        return JSONResponse(document, headers={"X-Request-Id": answer_id})
 
 
 async def _jobs(service: Service, body: ChatBody | CompletionBody) -> list[Job]:

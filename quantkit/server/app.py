@@ -13,6 +13,7 @@ from quantkit.server.auth import ApiKeys
 from quantkit.server.errors import ApiError, install_handlers
 from quantkit.server.generation import Engine
 from quantkit.server.limits import MAX_BODY_BYTES, BodyLimit
+from quantkit.server.metrics import metrics_response
 from quantkit.server.prompts import chat_ids, check_ids, encode
 from quantkit.server.render import Renderer
 from quantkit.server.sampling import SamplingDefaults
@@ -134,6 +135,10 @@ def _add_model_routes(app: FastAPI, state: ServerState) -> None:
     @app.get("/version")
     async def version() -> dict[str, str]:
         return {"version": quantkit.__version__}
+
+    @app.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        return metrics_response(state)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

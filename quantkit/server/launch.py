@@ -5,6 +5,7 @@ and ``serve`` returns. The second ends the process at once with exit code 130.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -73,6 +74,8 @@ def serve(
             raise UsageError(f"{name} is {value}, expected at least {least}")
     if port > MAX_PORT:
         raise UsageError(f"port is {port}, expected at most {MAX_PORT}")
+    if not all(api_keys):
+        raise UsageError("an API key is empty", hint="leave --api-key out to serve without keys")
     template = read_template(chat_template)
 
     def load() -> Loaded:
@@ -137,6 +140,7 @@ class _Running:
         """On a thread of its own, so that /health answers meanwhile."""
         try:
             loaded = load()
+            gc.freeze()  # no later collection, nor the one at exit, walks all that was imported
         except BaseException as error:  # raised again where serve() was called
             self._call(loop, self._fail, error)
         else:
@@ -149,7 +153,7 @@ class _Running:
     def _open(self, loaded: Loaded, ready: Callable[[], None]) -> None:
         service, self._stop_engine = loaded
         self._state.loaded = service
-        log.info("%s is ready", service.name)
+        log.info("%s is ready, %s", service.name, service.defaults)
         ready()
 
     def _fail(self, error: BaseException) -> None:
@@ -186,6 +190,7 @@ def _bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"cannot listen on {host} port {port}: {error}") from None
+    # Named protocols matter: asyncio switches Nagle's delays off only where it reads TCP.
     family, kind, protocol, _, place = found[0]
     listening = socket.socket(family, kind, protocol)
     try:

@@ -63,8 +63,11 @@ class Admission:
         self._finished: deque[float] = deque(maxlen=_RATE_WINDOW)
 
     @contextmanager
-    def slots(self, count: int) -> Iterator[None]:
+    def slots(self, count: int, param: str) -> Iterator[None]:
         """Hold ``count`` places.
+
+        Args:
+            param: the field that asks for so many.
 
         Raises:
             ApiError: 400 when that many can never fit, 429 when they do not fit now.
@@ -73,7 +76,7 @@ class Admission:
             raise ApiError(
                 400,
                 f"the request asks for {count} sequences, the server takes {self.capacity}",
-                param="n",
+                param=param,
                 code="too_many_sequences",
             )
         if self.held + count > self.capacity:

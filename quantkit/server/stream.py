@@ -55,10 +55,19 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[dict[str, Any] | None], held: ExitStack) -> None:
+    def __init__(
+        self, events: AsyncIterator[dict[str, Any] | None], held: ExitStack, *, request_id: str
+    ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        # The second header tells nginx to pass events on at once.
+        self.init_headers(
+            {
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+                "X-Request-Id": request_id,
+            }
+        )
         del self.headers["content-length"]
         self._events = events
         self._held = held

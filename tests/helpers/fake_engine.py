@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Self
 
 from quantkit.runtime.request import FinishReason, Output, SamplingParams, TokenLogprob
@@ -84,8 +85,12 @@ class FakeEngine:
                 if request.request_id == request_id and not request.is_over:
                     request.is_over = request.was_aborted = True
 
-    def stats(self) -> dict[str, int]:
-        return {"running": len(self.running)}
+    def stats(self) -> SimpleNamespace:
+        tokens = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "preemptions": 0}
+        blocks = {"free_blocks": 1, "total_blocks": 1}
+        return SimpleNamespace(
+            running=len(self.running), waiting=0, finished={}, **tokens, **blocks
+        )
 
     @property
     def running(self) -> list[Submitted]:

@@ -36,7 +36,9 @@ def serving(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of the application, which runs in a thread until the block ends."""
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    # With the protocol named, asyncio switches Nagle's delays off.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
+        listening.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -69,7 +71,7 @@ def serve_program(model: Path, **options: Any) -> Iterator[str]:
             assert address.startswith("http://127.0.0.1:")
             yield address
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(100) == 0
         finally:
             if process.poll() is None:
                 process.kill()

@@ -48,7 +48,8 @@ def test_without_a_key(locked: httpx.Client, path: str, header: str | None) -> N
 @pytest.mark.parametrize("key", KEYS)
 def test_with_a_key(locked: httpx.Client, key: str) -> None:
     headers = {"Authorization": b"Bearer " + key.encode()}
-    assert locked.get("/v1/models", headers=headers).status_code == 200
+    for path in ("/v1/models", "/metrics", "/version"):
+        assert locked.get(path, headers=headers).status_code == 200
     answer = locked.post(PLAIN, json={"prompt": "a"}, headers=headers)
     assert answer.json()["choices"][0]["text"] == "a"
 
@@ -88,6 +89,8 @@ def test_full_queue() -> None:
         response = client.post(PLAIN, json={"prompt": [5], "n": 4})
         assert response.status_code == 400
         assert error_of(response)["param"] == "n"
+        response = client.post(PLAIN, json={"prompt": ["a"] * 4})
+        assert error_of(response)["param"] == "prompt"
 
 
 def test_refused_requests_free_their_places() -> None:
@@ -133,7 +136,7 @@ def test_not_ready() -> None:
 def test_retry_after_follows_the_pace() -> None:
     admission = Admission(2, 2)
     assert admission.retry_after(1) == 1
-    with admission.slots(4):
+    with admission.slots(4, "n"):
         assert admission.held == 4
     assert admission.held == 0
     admission._finished.clear()

@@ -1,5 +1,6 @@
 """A client that goes away takes its sequences along, whatever they were doing."""
 
+import json
 import socket
 import time
 from typing import Any
@@ -50,8 +51,8 @@ def test_slots_and_blocks_come_back() -> None:
         with serving(create_app(engine, byte_tokenizer(), **options, vocab_size=256)) as client:
             free = engine.stats().free_blocks
             for turn in range(6):
-                streamed = "true" if turn % 2 else "false"
-                body = f'{{"prompt": "ab", "max_tokens": 250, "stream": {streamed}}}'
+                fields = {"prompt": "ab", "max_tokens": 250, "ignore_eos": True}
+                body = json.dumps({**fields, "stream": turn % 2 == 1})
                 first, second, third = (send(client, body) for _ in range(3))
                 wait_for(lambda: engine.stats().running == 2 and engine.stats().waiting == 1)
                 for connection in (third, first, second):
@@ -63,5 +64,11 @@ def test_slots_and_blocks_come_back() -> None:
             assert answer.json()["usage"]["completion_tokens"] == 3
             assert time.monotonic() - start < 2.0
             assert engine.stats().finished["abort"] == 18
+            metrics = client.get("/metrics").text.splitlines()
+            ended = 'quantkit:request_success_total{finished_reason="%s",model_name="t"} %s'
+            assert ended % ("abort", "18.0") in metrics
+            assert ended % ("length", "1.0") in metrics
+            assert 'quantkit:num_requests_running{model_name="t"} 0.0' in metrics
+            assert 'quantkit:kv_cache_usage_perc{model_name="t"} 0.0' in metrics
     finally:
         engine.stop()

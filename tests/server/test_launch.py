@@ -189,6 +189,7 @@ def test_port_in_use() -> None:
         {"host": "no.such.host.invalid"},
         {"max_num_seqs": 0},
         {"max_queue": -1},
+        {"api_keys": [""]},
         {"shutdown_timeout": -1},
         {"chat_template": "missing.jinja"},
     ],

@@ -32,8 +32,10 @@ TEXT = "Hello w\u00f6rld\u2028"
 
 
 def test_chat_whole(client: httpx.Client) -> None:
-    answer = client.post(CHAT, json={"model": "tiny", "messages": MESSAGES}).json()
+    response = client.post(CHAT, json={"model": "tiny", "messages": MESSAGES})
+    answer = response.json()
     assert answer["id"].startswith("chatcmpl-")
+    assert response.headers["x-request-id"] == answer["id"]
     assert answer["object"] == "chat.completion"
     assert answer["model"] == "tiny"
     assert answer["system_fingerprint"].startswith("fp_")
