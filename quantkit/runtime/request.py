@@ -179,8 +179,8 @@ class Request:
         num_cached: tokens of the prompt found in the prefix cache at first admission, None before.
         eos: ids that end the text.
         end: number of tokens, prompt included, at which it ends for length.
-        chain: content number of the last block given to the prefix cache.
-        num_registered: blocks given to the prefix cache.
+        num_registered, chain: blocks given to the prefix cache, and the content number of the last;
+            set at admission.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quantkit.runtime.blocks import ROOT, BlockPool
+from quantkit.runtime.blocks import BlockPool
 from quantkit.runtime.request import Request
 
 
@@ -41,8 +41,10 @@ class Scheduler:
     """First come, first served, with preemption of the newest.
 
     Every running request is older than every waiting one. Each step gives every running request at
-    least one token, so no long prompt stalls a text that is being generated, and only the newest
-    request can lose its blocks, so the oldest always gets on and every request ends some day.
+    least one token, so no long prompt stalls a text that is being generated. A request takes at
+    most half of what the budget has left while others may want it, so a short prompt starts beside
+    a long one. Only the newest request can lose its blocks, so the oldest always gets on and every
+    request ends some day.
 
     Args:
         pool: the cache's blocks. A request is only added when it fits into the empty pool.
@@ -84,7 +86,7 @@ class Scheduler:
         while index < len(self.running):
             request = self.running[index]
             behind = len(self.running) - index - 1
-            count = min(request.num_tokens - request.num_computed, budget - behind)
+            count = _share(request, budget - behind)
             if not self._grow(request, count, preempted):
                 break  # it was the newest itself
             tokens[request] = count
@@ -97,9 +99,12 @@ class Scheduler:
                 break
             if is_new:
                 started.append(request)
-            count = min(request.num_tokens - request.num_computed, budget)
-            tokens[request] = count
-            budget -= count
+            tokens[request] = _share(request, budget)
+            budget -= tokens[request]
+        for request, count in tokens.items():  # what nobody else wanted, oldest first
+            more = min(request.num_tokens - request.num_computed - count, budget)
+            tokens[request] += more
+            budget -= more
         return StepPlan(tokens, tuple(started), tuple(preempted))
 
     def commit(self, plan: StepPlan, new_tokens: Mapping[Request, int]) -> None:
@@ -125,6 +130,7 @@ class Scheduler:
             return
         assert plan.num_tokens <= self.max_num_batched_tokens, "the budget is exceeded"
         assert list(plan.tokens) == self.running, "a running request stands still"
+        assert not {*plan.preempted} & {*plan.tokens}, "a request lost its blocks for nothing"
         for request, count in plan.tokens.items():
             reached = request.num_computed + count
             assert count > 0 and reached <= request.num_tokens
@@ -171,5 +177,9 @@ class Scheduler:
     def _drop_blocks(self, request: Request) -> None:
         self.pool.release(request.table)
         request.table = []
-        request.num_computed = request.num_registered = 0
-        request.chain = ROOT
+        request.num_computed = 0
+
+
+def _share(request: Request, budget: int) -> int:
+    """Tokens of a request in a step while others may want some: all, or half of the budget."""
+    return min(request.num_tokens - request.num_computed, max(1, budget // 2))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.runtime.loop import StepLoop
@@ -32,7 +32,7 @@ def traces(draw: st.DrawFn) -> tuple[dict[str, int | bool], list[Arrival]]:
         "num_blocks": draw(st.integers(3, 14)),
         "block_size": draw(st.integers(1, 5)),
         "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_seqs + draw(st.integers(0, 12)),
+        "max_num_batched_tokens": max_num_seqs + draw(st.integers(0, 8)),
         "prefix_cache": draw(st.booleans()),
     }
     capacity = int(sizes["num_blocks"]) * int(sizes["block_size"])
@@ -55,6 +55,7 @@ def traces(draw: st.DrawFn) -> tuple[dict[str, int | bool], list[Arrival]]:
     return sizes, arrivals
 
 
+@settings(max_examples=80)
 @given(traces())
 def test_traces(trace: tuple[dict[str, int | bool], list[Arrival]]) -> None:
     sizes, arrivals = trace
@@ -71,6 +72,7 @@ def test_traces(trace: tuple[dict[str, int | bool], list[Arrival]]) -> None:
     requests: dict[str, tuple[Arrival, Request, SamplingParams]] = {}
     tokens: dict[str, list[int]] = {}
     ends: dict[str, str] = {}
+    arrived: list[Request] = []
     now = 0
     # Each step the oldest request gets on by a token at least, so all end within this many.
     patience = sum(min(capacity, len(a.prompt) + a.max_tokens) for a in arrivals) + 13
@@ -88,6 +90,7 @@ def test_traces(trace: tuple[dict[str, int | bool], list[Arrival]]) -> None:
                 eos = frozenset(params.stop_token_ids)
                 request = Request(str(i), arrival.prompt, params, seed=i, eos=eos, end=end)
                 requests[str(i)], tokens[str(i)] = (arrival, request, params), []
+                arrived.append(request)
                 loop.add(request)
         aborted = [
             event
@@ -105,7 +108,9 @@ def test_traces(trace: tuple[dict[str, int | bool], list[Arrival]]) -> None:
                 tokens[name].append(event.token_id)
             if event.finish is not None:
                 ends[name] = event.finish
+                arrived.remove(event.request)
         loop.scheduler.check()
+        assert [*loop.scheduler.running, *loop.scheduler.waiting.values()] == arrived
         now += 1
     assert not loop.has_work
     assert loop.scheduler.pool.num_free == int(sizes["num_blocks"]), "blocks are lost"

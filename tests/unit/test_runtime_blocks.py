@@ -63,12 +63,14 @@ def test_the_same_tokens_after_another_prefix_are_not_a_hit() -> None:
 
 
 def test_content_goes_oldest_first_and_from_the_end() -> None:
-    pool = BlockPool(4, 1)
-    pool.release(_fill(pool, [1, 2, 3]))  # block of 4th token would be unregistered
-    assert len(pool.match([1, 2, 3, 0])) == 3
-    taken = pool.allocate(2)  # the one that holds nothing, then the end of the chain
-    assert len(pool.match([1, 2, 3, 0])) == 2
-    pool.check([taken])
+    pool = BlockPool(4, 2)
+    pool.release(_fill(pool, [9, 9]))
+    pool.release(_fill(pool, [1, 2, 3, 4, 5]))
+    kept = []
+    for _ in range(4):
+        kept.append((len(pool.match([9, 9, 0])), len(pool.match([1, 2, 3, 4, 0]))))
+        pool.allocate(1)
+    assert kept == [(1, 2), (1, 2), (0, 2), (0, 1)]  # first the half block, then by age
 
 
 def test_a_block_with_new_content_is_not_found_by_the_old() -> None:
