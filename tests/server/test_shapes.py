@@ -143,6 +143,16 @@ def test_n_choices_and_lists_of_prompts(
     assert seeds[1] != 5
 
 
+def test_each_choice_of_a_chat_stream_has_one_role_and_one_reason(client: httpx.Client) -> None:
+    chunks = stream(client, CHAT, {"messages": MESSAGES, "n": 3, "max_tokens": 2})[:-1]
+    for index in range(3):
+        choices = [
+            choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+        ]
+        assert ["role" in choice["delta"] for choice in choices] == [True, False, False]
+        assert [choice["finish_reason"] for choice in choices] == [None, None, "length"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [([5, 6, 7], [[5, 6, 7]]), ([[5, 6], [7]], [[5, 6], [7]]), (["a"], None)],
