@@ -115,7 +115,7 @@ class GgufWriter:
         if not self._done:
             self._abort()
 
-    def _write(self, at: int, data: bytes) -> None:
+    def _write(self, at: int, data: bytes | memoryview) -> None:
         with writing(self._place.partial):
             self._file.seek(at)
             self._file.write(data)
@@ -126,7 +126,7 @@ class GgufWriter:
         self._place.discard()
 
 
-def _floats(name: str, value: Tensor, entry: TensorEntry) -> bytes:
+def _floats(name: str, value: Tensor, entry: TensorEntry) -> memoryview:
     """Bytes of a float tensor.
 
     Raises:
@@ -134,8 +134,8 @@ def _floats(name: str, value: Tensor, entry: TensorEntry) -> bytes:
     """
     dtype = FLOATS[entry.type]
     stored = value.detach().cpu().to(dtype).contiguous()
-    if not torch.isfinite(stored).all():
-        if torch.isfinite(value).all():
+    if not _is_finite(stored):
+        if _is_finite(value):
             largest = value.abs().max().item()
             raise ModelError(
                 f"tensor {name} holds the value {largest:.6g}, too large for {entry.type.name}",
@@ -144,10 +144,10 @@ def _floats(name: str, value: Tensor, entry: TensorEntry) -> bytes:
         raise ModelError(
             f"tensor {name} holds values that are not finite", hint="the model is damaged"
         )
-    return stored.view(torch.uint8).numpy().tobytes()
+    return stored.view(torch.uint8).numpy().data
 
 
-def _quantized(name: str, value: QuantizedTensor, entry: TensorEntry) -> bytes:
+def _quantized(name: str, value: QuantizedTensor, entry: TensorEntry) -> memoryview:
     """Bytes of a quantized tensor.
 
     Raises:
@@ -155,12 +155,17 @@ def _quantized(name: str, value: QuantizedTensor, entry: TensorEntry) -> bytes:
     """
     assert value.scheme == BLOCKS[entry.type], f"{name} is {value.scheme}, not {entry.type.name}"
     for part in (*value.scales, *value.minimums):
-        if not torch.isfinite(part).all():
+        if not _is_finite(part):
             raise ModelError(
                 f"tensor {name} needs a scale too large for {entry.type.name}, which holds float16",
                 hint="keep it as BF16 or F32 by a rule",
             )
-    return encode_blocks(value, entry.type).tobytes()
+    return encode_blocks(value, entry.type).data
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Whether no element is infinite or NaN, in one pass and without a temporary tensor."""
+    return all(bool(torch.isfinite(end)) for end in torch.aminmax(value))
 
 
 def _fitting(document: Mapping[str, Any], room: int) -> bytes:

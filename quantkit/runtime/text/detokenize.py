@@ -25,7 +25,7 @@ class Detokenizer:
     text specially, and the part that is new goes out. Text that ends with an incomplete character
     waits for the next token. Special tokens are skipped. Decoders of byte tokens may change their
     mind about text that is out already when invalid bytes follow it; such bytes are then decoded by
-    themselves.
+    themselves (tokenizers' own DecodeStream raises there, and has no way to end a text).
 
     Args:
         backend: the tokenizer.
