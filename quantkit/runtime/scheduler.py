@@ -102,7 +102,8 @@ class Scheduler:
             tokens[request] = _share(request, budget)
             budget -= tokens[request]
         for request, count in tokens.items():  # what nobody else wanted, oldest first
-            more = min(request.num_tokens - request.num_computed - count, budget)
+            held = min(request.num_tokens, len(request.table) * self.pool.block_size)
+            more = min(held - request.num_computed - count, budget)
             tokens[request] += more
             budget -= more
         return StepPlan(tokens, tuple(started), tuple(preempted))

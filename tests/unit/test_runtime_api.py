@@ -1,5 +1,6 @@
 """The Python interface on tiny real models: alone or beside others, streamed or not."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,21 @@ def test_a_seed_repeats_and_streams_the_same(llm: LLM) -> None:
     assert [o.is_last for o in outputs] == [False] * (len(outputs) - 1) + [True]
     other = SamplingParams(seed=8, max_tokens=16, top_p=0.9)
     assert llm.generate(["import"], other)[0].token_ids != one.token_ids
+
+
+def test_the_crowd_changes_nothing(llm: LLM) -> None:
+    """Greedy and seeded requests, with every kind of processing, shuffled among others."""
+    kinds = [
+        GREEDY,
+        SamplingParams(seed=1, max_tokens=20),
+        SamplingParams(seed=2, max_tokens=20, temperature=0.7, top_k=20, min_p=0.02),
+        SamplingParams(seed=3, max_tokens=20, presence_penalty=1.0, logit_bias={40: 5.0, 41: -100}),
+    ]
+    alone = [llm.generate(["def decode"], kind)[0].token_ids for kind in kinds]
+    order = [0, 1, 2, 3] * 4
+    random.Random(0).shuffle(order)
+    crowd = llm.generate(["def decode"] * 16, [kinds[i] for i in order])
+    assert [answer.token_ids for answer in crowd] == [alone[i] for i in order]
 
 
 def test_chat_renders_the_template(llm: LLM) -> None:

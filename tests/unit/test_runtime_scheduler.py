@@ -62,6 +62,19 @@ def test_no_long_prompt_stalls_the_others() -> None:
         assert min(plan.values()) >= 1
 
 
+def test_everybody_gets_a_token_however_many_the_others_want() -> None:
+    """As when each has tokens to verify: the budget holds, and so do the blocks."""
+    scheduler = _scheduler(seqs=5, budget=5)
+    requests = [_request(str(i), 3, first=10 * i) for i in range(5)]
+    for request in requests:
+        scheduler.add(request)
+    while len(scheduler.running) < 5 or any(r.num_computed + 1 < r.num_tokens for r in requests):
+        _step(scheduler)
+    for request in requests:
+        request.token_ids += [1] * 6
+    assert _step(scheduler) == dict.fromkeys("01234", 1)
+
+
 def test_seats_limit_what_runs() -> None:
     scheduler = _scheduler(seqs=2)
     requests = [_request(str(i), 2, first=10 * i) for i in range(3)]
