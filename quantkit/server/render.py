@@ -111,7 +111,7 @@ class Renderer:
         return str(reply["text"])
 
     def _start(self) -> None:
-        # A session of its own keeps the terminal's Ctrl-C away: the drain still renders.
+        # Out of reach of the terminal's Ctrl-C: a draining server still renders.
         process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, *sys.path],
             stdin=subprocess.PIPE,

@@ -97,7 +97,7 @@ def test_chat_logprobs_and_choices(client: "openai.OpenAI") -> None:
     assert answer.usage.completion_tokens == 20
 
 
-def test_stream_helper(client: "openai.OpenAI") -> None:
+def test_stream_accumulator(client: "openai.OpenAI") -> None:
     """The client's own accumulator finds a complete answer."""
     with client.chat.completions.stream(model="tiny-llama", messages=MESSAGES, **GREEDY) as events:
         text = "".join(event.delta for event in events if event.type == "content.delta")
