@@ -10,7 +10,7 @@ from click.exceptions import Exit
 from quantkit import __version__
 from quantkit.cli.command import Run
 from quantkit.core.registry import suggest
-from quantkit.errors import EXIT_OK, UsageError
+from quantkit.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
 
 VERBS = ("quantize", "eval", "serve", "chat", "convert", "inspect", "list", "doctor")
 
@@ -62,6 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; those of the process when None.
     """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        return _main(args)
+    except KeyboardInterrupt:  # a second Ctrl-C, while the first was answered
+        return EXIT_INTERRUPTED
+
+
+def _main(args: list[str]) -> int:
     with Run(args) as run:
         try:
             with cli.make_context("quantkit", args, obj=run) as context:

@@ -206,6 +206,11 @@ def test_interrupted(verb: Callable[..., Outcome]) -> None:
     assert outcome.document["error"]["exit_code"] == 130
 
 
+def test_interrupted_twice(verb: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit.cli.command.explain", lambda error: raising(error)())
+    assert verb(raising(KeyboardInterrupt())).code == 130
+
+
 def test_a_library_that_ends_the_program(verb: Callable[..., Outcome]) -> None:
     verb(raising(SystemExit(3))).assert_failed(1, "unexpected SystemExit: 3")
 
