@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantkit.runtime.loop import StepLoop
@@ -29,8 +29,8 @@ def traces(draw: st.DrawFn) -> tuple[dict[str, int | bool], list[Arrival]]:
     """Pool sizes and arrivals; prompts come from few tokens and stems, so prefixes repeat."""
     max_num_seqs = draw(st.integers(1, 5))
     sizes: dict[str, int | bool] = {
-        "num_blocks": draw(st.integers(3, 14)),
-        "block_size": draw(st.integers(1, 5)),
+        "num_blocks": draw(st.integers(3, 20)),
+        "block_size": draw(st.sampled_from([1, 1, 2, 3, 4])),
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_seqs + draw(st.integers(0, 8)),
         "prefix_cache": draw(st.booleans()),
@@ -40,7 +40,7 @@ def traces(draw: st.DrawFn) -> tuple[dict[str, int | bool], list[Arrival]]:
     arrivals = []
     for _ in range(draw(st.integers(1, 10))):
         stem = draw(st.sampled_from(stems))
-        prompt = (*stem, *draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)))
+        prompt = (*stem, *draw(st.lists(st.integers(0, 3), min_size=1, max_size=4)))
         prompt = prompt[: max(1, capacity - 1)]
         arrivals.append(
             Arrival(
@@ -55,7 +55,6 @@ def traces(draw: st.DrawFn) -> tuple[dict[str, int | bool], list[Arrival]]:
     return sizes, arrivals
 
 
-@settings(max_examples=80)
 @given(traces())
 def test_traces(trace: tuple[dict[str, int | bool], list[Arrival]]) -> None:
     sizes, arrivals = trace

@@ -120,6 +120,19 @@ def test_what_is_computed_again_in_pieces_gives_no_token_before_its_end() -> Non
     assert [_step(scheduler), request.num_output] == [{"r": 6}, 11]
 
 
+def test_what_follows_a_hit_is_cached_behind_it() -> None:
+    scheduler = _scheduler()
+    first = _request("first", 5)
+    second = _request("second", 13)  # shares its first block
+    for request in (first, second):
+        scheduler.add(request)
+        _step(scheduler)
+        scheduler.remove(request)
+    assert second.num_cached == 4
+    assert len(scheduler.pool.match(list(range(13)))) == 3
+    assert scheduler.pool.match(list(range(4, 13))) == []
+
+
 def test_one_that_does_not_fit_now_is_not_overtaken() -> None:
     scheduler = _scheduler(num_blocks=10, budget=64)
     first, big = _request("first", 20, 20), _request("big", 24, 8, first=100)
