@@ -258,6 +258,13 @@ def test_draw_takes_the_inverse_of_the_distribution_function() -> None:
         assert draw(x, _row(seed), Purpose.SAMPLE) == want
 
 
+@pytest.mark.parametrize(("u", "want"), [(0.0, 1), (0.5, 3), (1 - 2**-53, 3)])
+def test_draw_at_the_edges(u: float, want: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit.runtime.sampler.uniform", lambda *_: u)
+    x = torch.tensor([-math.inf, 2.0, -math.inf, 2.0])
+    assert draw(x, _row(), Purpose.SAMPLE) == want
+
+
 @pytest.mark.parametrize(
     ("counter", "key", "want"),
     [  # the known answers that come with the paper's code

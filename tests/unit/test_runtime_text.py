@@ -2,7 +2,7 @@
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -86,6 +86,15 @@ def test_the_first_token_keeps_its_space_behind_a_prompt() -> None:
 def test_a_prompt_that_is_cut_inside_a_character() -> None:
     prompt = list("😀😀😀".encode())[:-1]
     assert "".join(_stream(BYTES, list(b"ok"), prompt=prompt)) == "ok"
+    prompt = list("€€€".encode())  # the context taken from it starts inside a character
+    assert "".join(_stream(FALLBACK, list("€".encode()), prompt=prompt)) == "€"
+
+
+def test_text_that_is_out_stays_when_invalid_bytes_follow() -> None:
+    """The decoder now takes all bytes for invalid; only those that are new are shown so."""
+    ids = [*"é".encode(), 0xE2, 258]
+    assert FALLBACK.decode(ids) == f"{BROKEN * 3} cat"
+    assert _stream(FALLBACK, ids) == ["", "é", "", f"{BROKEN} cat", ""]
 
 
 def test_an_unfinished_character_is_dropped_at_the_end() -> None:
@@ -141,6 +150,8 @@ def test_stops(stops: list[str], text: str, found: str | None, size: int) -> Non
     assert _match(stops, pieces) == (text, found)
 
 
+@example(["aab"], ["aaab"])
+@example(["abab", "b"], ["a", "ab", "ab"])
 @given(
     st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
     st.lists(st.text("ab", max_size=4), max_size=12),
