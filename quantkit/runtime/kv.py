@@ -1,9 +1,11 @@
 """The paged cache of keys and values, and how many blocks of it fit into memory."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,14 +59,8 @@ class KVCache:
     def __init__(self, spec: KVSpec, num_blocks: int) -> None:
         self.spec = spec
         shape = (num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        # zeros, unlike empty, is not touched before it is used: an idle server stays small.
-        self.k, self.v = (
-            [
-                torch.zeros(shape, dtype=spec.dtype, device=spec.device)
-                for _ in range(spec.num_layers)
-            ]
-            for _ in range(2)
-        )
+        self.k = [_zeros(shape, spec) for _ in range(spec.num_layers)]
+        self.v = [_zeros(shape, spec) for _ in range(spec.num_layers)]
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Store keys and values [T, Hk, D] in slots [T]."""
@@ -77,6 +73,14 @@ class KVCache:
             self.k[layer].index_select(0, table).flatten(0, 1)[:length],
             self.v[layer].index_select(0, table).flatten(0, 1)[:length],
         )
+
+
+def _zeros(shape: tuple[int, ...], spec: KVSpec) -> Tensor:
+    """Zeros that, in main memory, take no page before it is written: an idle server stays small."""
+    if spec.device.type != "cpu":
+        return torch.zeros(shape, dtype=spec.dtype, device=spec.device)
+    pages = np.zeros(math.prod(shape) * spec.dtype.itemsize, np.uint8)  # torch.zeros writes them
+    return torch.from_numpy(pages).view(spec.dtype).view(shape)
 
 
 def available_bytes(device: torch.device) -> int:

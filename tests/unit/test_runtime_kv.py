@@ -1,5 +1,6 @@
 """The paged cache of the reference backend, and how much memory it may take."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from quantkit.models.attention import attend
 from quantkit.runtime.backend import AttentionMeta, ReferenceBackend
-from quantkit.runtime.kv import CPU_FRACTION, KVSpec, available_bytes
+from quantkit.runtime.kv import CPU_FRACTION, KVCache, KVSpec, available_bytes
 from quantkit.runtime.kv import _available_main_memory as main_memory
 from quantkit.runtime.step import StepInput
 
@@ -51,6 +52,22 @@ def test_rows_of_all_kinds_in_one_step(window: int | None) -> None:
         rows = slice(meta.query_starts[s], meta.query_starts[s + 1])
         want = attend(q[rows], keys + 1, values + 1, 0.3, window)
         torch.testing.assert_close(out[rows], want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_unused_cache_takes_no_memory(dtype: torch.dtype) -> None:
+    """A cache of a gigabyte adds less than 50 MB to the process, and starts as zeros."""
+    spec = KVSpec(4, 8, 64, 16, dtype, torch.device("cpu"))
+    before = _resident_bytes()
+    kv = KVCache(spec, 2**30 // (16 * spec.bytes_per_token))
+    assert _resident_bytes() - before < 50 * 2**20
+    assert kv.k[0].dtype == dtype
+    assert not kv.k[3][5].any()
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_bytes_per_token() -> None:
