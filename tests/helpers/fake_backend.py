@@ -128,6 +128,12 @@ def make_fake_runner(model: Model, num_blocks: int, block_size: int) -> FakeRunn
     return FakeRunner(cast(FakeModel, model), num_blocks, block_size)
 
 
+def scripted(text: str | bytes) -> FakeModel:
+    """A model that writes a text, from a prompt of one token on, and then ends."""
+    data = text.encode() if isinstance(text, str) else text
+    return FakeModel(logits=scripted_logits([*data, EOS]))
+
+
 def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
     """One token for each byte (id = byte), an end-of-text token and two chat markers."""
     chars = _byte_chars()
