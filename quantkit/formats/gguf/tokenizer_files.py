@@ -14,6 +14,7 @@ _USED = {
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
     "chat_template.jinja", "generation_config.json",
     "added_tokens.json", "vocab.json", "merges.txt",  # repeat what tokenizer.json says
+    "README.md",  # describes a folder
 }  # fmt: skip
 
 
