@@ -1,5 +1,6 @@
 """quantkit quantize: from a checkpoint to a smaller file."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,9 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         mean = sum(row["error"] for row in errors) / len(errors)
         rows.append(("mean relative error", f"{mean:.3e}"))
         rows.append(("largest relative error", f"{worst['error']:.3e}, {worst['tensor']}"))
+        if chosen := Counter(row["choice"] for row in errors if "choice" in row):
+            counts = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
+            rows.append(("best on each tensor", counts))
     if verified := result.get("verified"):
         rows.append(("read back and compared", f"{verified['tensors']} tensors, equal"))
     return rows
