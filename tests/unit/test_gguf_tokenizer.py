@@ -25,14 +25,14 @@ from tests.helpers.gguf_tokenizers import (
 from tests.helpers.odd_texts import odd_texts
 
 TEXTS = odd_texts(220, special=SPECIAL)
-PRES = [row.names[0] for row in TABLE]
+CUTS = [row.names[0] for row in TABLE]
 
 
 def edited(document: str, **changes: Any) -> str:
     return json.dumps({**json.loads(document), **changes})
 
 
-@pytest.mark.parametrize("pre", PRES)
+@pytest.mark.parametrize("pre", CUTS)
 def test_byte_level_ids_are_equal(pre: str, tmp_path: Path) -> None:
     document = byte_level_json(pre)
     checkpoint, warnings = through_gguf(files(document), tmp_path)
@@ -207,7 +207,7 @@ def test_start_token_is_added_once_or_never(
 
 def test_special_ids_stop_ids_template_and_sampling(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    generation = {
+    generation: dict[str, Any] = {
         "bos_token_id": 0,
         "eos_token_id": [1, 4],
         "pad_token_id": 2,
@@ -218,7 +218,12 @@ def test_special_ids_stop_ids_template_and_sampling(tmp_path: Path) -> None:
         "repetition_penalty": 1.1,
     }
     companions = {
-        **files(byte_level_json("smollm"), pad_token={"content": "<pad>"}, chat_template="old"),
+        **files(
+            byte_level_json("smollm"),
+            pad_token={"content": "<pad>"},
+            sep_token="<|im_start|>",
+            chat_template="old",
+        ),
         "chat_template.jinja": template.encode(),
         "generation_config.json": json.dumps(generation).encode(),
         "extra.json": b"{}",
@@ -229,7 +234,7 @@ def test_special_ids_stop_ids_template_and_sampling(tmp_path: Path) -> None:
     settings = json.loads(found["tokenizer_config.json"])
     assert settings["chat_template"] == template
     assert (settings["bos_token"], settings["eos_token"]) == ("<s>", "</s>")
-    assert settings["pad_token"] == "<pad>"
+    assert (settings["pad_token"], settings["sep_token"]) == ("<pad>", "<|im_start|>")
     del generation["repetition_penalty"]
     assert json.loads(found["generation_config.json"]) == generation
     assert any("repetition_penalty = 1.1" in line for line in warnings)

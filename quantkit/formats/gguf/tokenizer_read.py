@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gguf.constants import TokenType
+from gguf.constants import Keys, TokenType
 
 from quantkit.errors import ModelError
 from quantkit.formats.gguf import pretokenizer, spm
@@ -17,7 +17,8 @@ SPECIAL_IDS = {
     "eos": "eos_token",
     "unknown": "unk_token",
     "padding": "pad_token",
-    "seperator": "sep_token",  # so spelled in the format
+    # gguf-py's constant, since the format misspells the word
+    Keys.Tokenizer.SEP_ID.removeprefix("tokenizer.ggml.").removesuffix("_token_id"): "sep_token",
     "mask": "mask_token",
 }
 SAMPLING = {
